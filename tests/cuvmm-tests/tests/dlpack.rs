@@ -67,8 +67,7 @@ fn bytes_of(numbers: &[u32]) -> Vec<u8> {
 
 /// Queues a kernel that writes to the block's first granule, and holds it back.
 fn busy(rig: &Rig<impl Backing>, stream: &Stream, block: &Block, byte: u8) {
-    rig.machine.hold(D0, stream.as_raw());
-    rig.kernel(stream, &[], &[(block.address(), G, byte)]);
+    rig.held_kernel(stream, &[], &[(block.address(), G, byte)]);
 }
 
 on_both! {
@@ -233,14 +232,12 @@ fn memory_waits_for_work_of_streams_that_nobody_named() {
 fn a_region_waits_for_work_that_was_queued_before_its_tensor_went() {
     let rig = common::host();
     let theirs = Stream::new(&rig.device).unwrap();
-    let mut region = Region::reserve(&rig.device, G).unwrap();
-    region.commit(0..G).unwrap();
+    let region = common::region(&rig, G, G);
     let region = Arc::new(region);
     let tensor = Tensor::of::<u8>(&[G as usize]);
     let consumer = Consumer::Synchronized;
     let tensor = tensor.export(Arc::clone(&region), &consumer).unwrap();
-    rig.machine.hold(D0, theirs.as_raw());
-    rig.kernel(&theirs, &[], &[(region.address(), G, 9)]);
+    rig.held_kernel(&theirs, &[], &[(region.address(), G, 9)]);
     drop(tensor);
     let mut region = Arc::into_inner(region).unwrap();
     region.decommit_after(0..G, &[]).unwrap();
@@ -276,8 +273,7 @@ fn what_a_lent_block_gave_up_waits_too() {
     assert_eq!(pool.stats().leased, 3 * G);
     // Request it and be refused, so that the fence has been polled.
     assert!(other.try_allocate(2 * G).is_err());
-    rig.machine.hold(D0, theirs.as_raw());
-    rig.kernel(&theirs, &[], &[(last, G, 9)]);
+    rig.held_kernel(&theirs, &[], &[(last, G, 9)]);
     drop(tensor);
     assert!(
         other.try_allocate(2 * G).is_err(),
@@ -312,8 +308,7 @@ fn the_consumer_comes_behind_what_is_queued() {
     assert_eq!(seen::<u8>(&early)[..2], [0, 0]);
     // Consumers of host memory access it at once, so the export waits even if they name a stream.
     for consumer in [Consumer::Synchronized, Consumer::Stream(theirs.clone())] {
-        rig.machine.hold(D0, other.as_raw());
-        rig.kernel(&other, &[], &[(block.address(), G, 8)]);
+        rig.held_kernel(&other, &[], &[(block.address(), G, 8)]);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 let tensor = tensor.export(Arc::clone(&block), &consumer).unwrap();
@@ -464,8 +459,7 @@ fn of_a_region_what_is_committed() {
 #[test]
 fn what_is_shared_by_a_fork_is_lent_to_be_read() {
     let rig = common::clean(common::host());
-    let mut region = Region::reserve(&rig.device, 2 * G).unwrap();
-    region.commit(0..2 * G).unwrap();
+    let mut region = common::region(&rig, 2 * G, 2 * G);
     let _fork = region.fork(&[]).unwrap();
     let tensor = Tensor::of::<u8>(&[8]).offset(G);
     let (reason, region) = refusal(&tensor, region);
@@ -562,11 +556,10 @@ fn a_sleeping_block_is_not_lent() {
 fn host_memory_under_a_region_is_the_processors() {
     let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
-    let mut region = Region::builder(&rig.device, 2 * G)
-        .layout(Layout::on(Place::HostNuma(0)))
-        .reserve()
-        .unwrap();
-    region.commit(0..2 * G).unwrap();
+    let region = common::committed(
+        Region::builder(&rig.device, 2 * G).layout(Layout::on(Place::HostNuma(0))),
+        2 * G,
+    );
     region.write(&stream, 0, &[1, 2, 3, 4]).unwrap();
     let tensor = Tensor::of::<u8>(&[4])
         .export(region, &Consumer::Stream(stream))
@@ -837,8 +830,7 @@ fn an_imported_tensor_waits_for_our_work_before_it_goes() {
         imported
     };
     let queue = |byte| {
-        rig.machine.hold(D0, other.as_raw());
-        rig.kernel(&other, &[], &[(theirs.address(), 16, byte)]);
+        rig.held_kernel(&other, &[], &[(theirs.address(), 16, byte)]);
     };
     // Dropped: the deleter is called only when the importer's work is done.
     let imported = take();

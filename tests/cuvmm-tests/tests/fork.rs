@@ -19,29 +19,22 @@ use cuvmm::own::PoolReuse;
 use cuvmm::paged::LayerGroup;
 use cuvmm::{
     Access, AccessGrant, Block, CallError, Contents, CurrentTenantMemPool, Device, Group,
-    HostStore, Limit, Mapper, MemPool, PagedKv, Physical, Pool, PoolAllocation, Region, Stream,
-    Tenant, TenantMemPool, UnifiedBuffer,
+    HostStore, Limit, Mapper, MemPool, PagedKv, Physical, Pool, PoolAllocation, Stream, Tenant,
+    TenantMemPool, UnifiedBuffer,
 };
 
 #[test]
 fn a_forked_child_owns_nothing() {
     let rig = common::clean(common::model());
     let physical = Physical::new(&rig.device, G).unwrap();
-    let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
-    region.commit(0..G).unwrap();
-    let pool = Pool::builder(&rig.device)
-        .limit(Limit::Bytes(8 * G))
-        .build()
-        .unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let mut region = common::region(&rig, 4 * G, G);
+    let (pool, tenant) = common::tenancy(&rig, 8);
     let block = tenant.try_allocate(G).unwrap();
     let lease = block.lease();
-    let mut lent = tenant.region(4 * G).largest_extent(G).reserve().unwrap();
-    lent.commit(0..3 * G).unwrap();
+    let mut lent = common::committed(tenant.region(4 * G).largest_extent(G), 3 * G);
     lent.decommit(0..G).unwrap();
     let registered = (region.register(0..G).unwrap(), block.register().unwrap());
-    let mut gone = Region::reserve(&rig.device, G).unwrap();
-    gone.commit(0..G).unwrap();
+    let gone = common::region(&rig, G, G);
     let left = gone.register(0..G).unwrap();
     drop(gone);
     let stream = Stream::new(&rig.device).unwrap();
@@ -313,8 +306,10 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
 #[test]
 fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
     let rig = common::clean(common::model());
-    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
-    let pool = builder.shareable(HandleTypes::POSIX_FD).build().unwrap();
+    let pool = common::limited(&rig, 64)
+        .shareable(HandleTypes::POSIX_FD)
+        .build()
+        .unwrap();
     let [tenant, other] = common::tenants(&pool);
     let stream = Stream::new(&rig.device).unwrap();
     let store = HostStore::builder(&rig.device)
@@ -328,8 +323,7 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
     // Memory whose fence a reclaim polls, under the pool's lock.
     let busy = tenant.allocate_on(&stream, G).unwrap();
     let kernel = vec![(busy.address(), G, 1)];
-    rig.machine.hold(D0, stream.as_raw());
-    rig.kernel(&stream, &[], &kernel);
+    rig.held_kernel(&stream, &[], &kernel);
     let third = tenant.clone();
     let mut held = Some(Held {
         block: block.allocate().unwrap(),
@@ -376,8 +370,7 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
     let rig = common::clean(common::model());
     let stream = Stream::new(&rig.device).unwrap();
     let mut regions = [(); 2].map(|()| {
-        let mut region = Region::reserve(&rig.device, G).unwrap();
-        region.commit(0..G).unwrap();
+        let mut region = common::region(&rig, G, G);
         let streams = std::slice::from_ref(&stream);
         region.decommit_after(0..G, streams).unwrap();
         region

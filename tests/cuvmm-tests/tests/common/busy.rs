@@ -13,8 +13,7 @@ pub fn while_the_device_works<B: Backing, T: Send>(
 ) -> T {
     let [one, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
     let begin = |stream: &Stream| {
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(stream, &[], &[]);
+        rig.held_kernel(stream, &[], &[]);
     };
     begin(&one);
     std::thread::scope(|scope| {

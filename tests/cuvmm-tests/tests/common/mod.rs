@@ -23,6 +23,7 @@ use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, ModelOptions};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, HandleTypes, Ordinal};
 use cuvmm::pool::PoolBuilder;
+use cuvmm::region::RegionBuilder;
 use cuvmm::{Block, Device, Limit, Mapper, Pool, Region, Stream, Tenant};
 
 pub use manner::manner;
@@ -81,6 +82,17 @@ impl<B: Backing> Rig<B> {
             .machine
             .queue_kernel(D0, stream.as_raw(), reads, writes);
         queued.unwrap();
+    }
+
+    /// Holds a stream back, and queues a kernel on it.
+    pub fn held_kernel(
+        &self,
+        stream: &Stream,
+        reads: &[(DeviceAddress, u64)],
+        writes: &[(DeviceAddress, u64, u8)],
+    ) {
+        self.machine.hold(D0, stream.as_raw());
+        self.kernel(stream, reads, writes);
     }
 
     /// Checks what was read, on a driver that keeps bytes.
@@ -156,8 +168,14 @@ pub fn with_tenant(pool: Pool) -> (Pool, Tenant) {
 
 /// Registers a tenant of a pool, and creates a stream.
 pub fn with_stream(rig: &Rig<impl Backing>, pool: Pool) -> (Pool, Tenant, Stream) {
-    let (pool, tenant) = with_tenant(pool);
-    (pool, tenant, Stream::new(&rig.device).unwrap())
+    let (tenant, stream) = joined(rig, &pool);
+    (pool, tenant, stream)
+}
+
+/// Registers a tenant of a pool that is there, and creates a stream.
+pub fn joined(rig: &Rig<impl Backing>, pool: &Pool) -> (Tenant, Stream) {
+    let tenant = pool.tenant("a").register().unwrap();
+    (tenant, Stream::new(&rig.device).unwrap())
 }
 
 /// Creates a pool of `granules` granules with two tenants, and a stream.
@@ -177,6 +195,13 @@ pub fn mapped_pool(rig: &Rig<impl Backing>, granules: u64, mapper: &Mapper) -> P
     limited(rig, granules).mapper(mapper).build().unwrap()
 }
 
+/// Creates a mapper, and a pool of `granules` granules with one tenant.
+pub fn mapped(rig: &Rig<impl Backing>, granules: u64) -> (Mapper, Pool, Tenant) {
+    let mapper = Mapper::start(&rig.device).unwrap();
+    let (pool, tenant) = with_tenant(mapped_pool(rig, granules, &mapper));
+    (mapper, pool, tenant)
+}
+
 /// Returns a builder for a pool of `granules` granules whose blocks can be exported.
 pub fn shareable(rig: &Rig<impl Backing>, granules: u64) -> PoolBuilder<'_> {
     limited(rig, granules).shareable(HandleTypes::POSIX_FD)
@@ -187,12 +212,22 @@ pub fn limited(rig: &Rig<impl Backing>, granules: u64) -> PoolBuilder<'_> {
     Pool::builder(&rig.device).limit(limit)
 }
 
+/// Reserves `size` bytes for a region, and commits the first of them.
+pub fn region(rig: &Rig<impl Backing>, size: u64, committed: u64) -> Region {
+    self::committed(Region::builder(&rig.device, size), committed)
+}
+
+/// Reserves a region, and commits its first bytes.
+pub fn committed(builder: RegionBuilder<'_>, bytes: u64) -> Region {
+    let mut region = builder.reserve().unwrap();
+    region.commit(0..bytes).unwrap();
+    region
+}
+
 /// Creates a fully committed region that can be exported, in extents of a granule.
 pub fn shareable_region(rig: &Rig<impl Backing>, granules: u64) -> Region {
     let builder = Region::builder(&rig.device, granules * G).largest_extent(G);
-    let mut region = builder.shareable(HandleTypes::POSIX_FD).reserve().unwrap();
-    region.commit(0..granules * G).unwrap();
-    region
+    self::committed(builder.shareable(HandleTypes::POSIX_FD), granules * G)
 }
 
 /// Returns a number of equal elements. They are copied, which in a build that is not optimized takes a
@@ -205,8 +240,7 @@ pub fn filled<T: Copy>(value: T, count: usize) -> Vec<T> {
 
 /// Queues a kernel that will write to the whole block, and holds it back.
 pub fn busy(rig: &Rig<impl Backing>, stream: &Stream, block: &Block, byte: u8) {
-    rig.machine.hold(D0, stream.as_raw());
-    rig.kernel(stream, &[], &[(block.address(), block.size(), byte)]);
+    rig.held_kernel(stream, &[], &[(block.address(), block.size(), byte)]);
 }
 
 /// Reads bytes at an address by the driver's own copy, or returns `None` if nothing is mapped
@@ -230,6 +264,15 @@ pub fn until(pool: &Pool, what: &str, mut done: impl FnMut() -> bool) {
             pool.stats()
         );
         std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// Waits until something is done, for far longer than it takes.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed().as_secs() < 120, "timed out ({what})");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -13,7 +13,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, ShareError};
-use cuvmm::{Block, Hardened, Limit, Offer, Pool, PoolStats, Stream, Tenant};
+use cuvmm::{Block, Hardened, Offer, Pool, PoolStats, Stream, Tenant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -43,7 +43,7 @@ fn shows(rig: &Rig<impl Backing>, block: &Block, salt: u8, cells: std::ops::Rang
 }
 
 fn plain_or_hardened(rig: &Rig<impl Backing>, granules: u64, hardened: bool) -> Pool {
-    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(granules * G));
+    let builder = common::limited(rig, granules);
     let builder = match hardened {
         true => builder.hardened(Hardened::new()),
         false => builder,
@@ -107,8 +107,7 @@ on_both! {
     }
 
     fn what_several_show_is_written_and_exported_by_none(rig) {
-        let pool = Pool::builder(&rig.device)
-            .limit(Limit::Bytes(32 * G))
+        let pool = common::limited(rig, 32)
             .shareable(HandleTypes::POSIX_FD);
         let (pool, tenant, stream) = common::with_stream(rig, pool.build().unwrap());
         let root = allocate(&tenant, &stream, 6 * G);
@@ -248,8 +247,7 @@ on_both! {
     fn forks_of_adjacent_blocks_are_adjacent(rig) {
         for hardened in [false, true] {
             let pool = plain_or_hardened(rig, 64, hardened);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
+            let (tenant, stream) = common::joined(rig, &pool);
             let builder = tenant.block(5 * G).capacity(8 * G).largest_extent(2 * G);
             let rows = builder.home_stream(&stream).allocate_adjacent(4).unwrap();
             let single = allocate(&tenant, &stream, 5 * G);
@@ -475,8 +473,7 @@ const fn cells(bytes: u64) -> u64 {
 /// Runs a program, and compares every block with the reference after each step.
 fn run(rig: &Rig<impl Backing>, hardened: bool, steps: &[Step]) {
     let pool = plain_or_hardened(rig, 40, hardened);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (tenant, stream) = common::joined(rig, &pool);
     let mut known: Vec<Known> = Vec::new();
     let mut next = 0u8;
     for step in steps {

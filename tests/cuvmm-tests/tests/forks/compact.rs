@@ -9,11 +9,10 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{BlockError, MemoryError};
-use cuvmm::{Block, Growth, Limit, Pool, Stream, Tenant};
+use cuvmm::{Block, Growth, Pool, Stream, Tenant};
 
 fn pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
-    Pool::builder(&rig.device)
-        .limit(Limit::Bytes(granules * G))
+    common::limited(rig, granules)
         .growth(Growth::Exact)
         .largest_extent(8 * G)
         .build()
@@ -102,8 +101,7 @@ on_both! {
         let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         let (leased, busy) = (pieces(&tenant, &stream, 8), pieces(&tenant, &stream, 8));
         let lease = leased.lease();
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(busy.address(), G, 1)]);
+        rig.held_kernel(&stream, &[], &[(busy.address(), G, 1)]);
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.in_use, done.copied, done.extents_after), (2, 0, 16));
         rig.machine.release_stream(D0, stream.as_raw());

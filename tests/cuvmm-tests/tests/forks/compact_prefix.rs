@@ -16,7 +16,7 @@ use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, CallError, KvCacheError, MemoryError};
 use cuvmm::kv::Layout;
-use cuvmm::{Block, Contents, HostStore, KvCache, Limit, Pool, Stream, Tenant};
+use cuvmm::{Block, Contents, HostStore, KvCache, Pool, Stream, Tenant};
 
 /// Allocates a block for forking, with extents of two granules and a stamp in each granule.
 fn prompt(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
@@ -318,7 +318,7 @@ fn every_driver_call_failed_once() {
     }
     let calls = sweep_partly(
         |rig| {
-            let builder = Pool::builder(&rig.device).limit(Limit::Bytes(96 * G));
+            let builder = common::limited(rig, 96);
             let (pool, tenant) =
                 common::with_tenant(builder.largest_extent(8 * G).build().unwrap());
             let stream = Stream::new(&rig.device).unwrap();

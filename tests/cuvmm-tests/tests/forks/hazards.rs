@@ -73,8 +73,7 @@ on_both! {
             let mut fork = root.fork(2 * G, 2 * G).unwrap();
             let (lease, address) = (fork.lease(), fork.address());
             fork.shrink_to(G).unwrap();
-            rig.machine.hold(D0, named.as_raw());
-            rig.kernel(&named, &[(address, 2 * G)], &[]);
+            rig.held_kernel(&named, &[(address, 2 * G)], &[]);
             match anywhere {
                 true => lease.record_use_anywhere(),
                 false => lease.record_use(&named).unwrap(),
@@ -182,8 +181,7 @@ on_both! {
         let refused = fork.try_grow_to(2 * G);
         assert!(matches!(refused, Err(BlockError::SharedInUse { .. })), "{refused:?}");
         drop(lease);
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[(fork.address(), G)], &[]);
+        rig.held_kernel(&stream, &[(fork.address(), G)], &[]);
         let before = rig.machine.snapshot();
         let refused = fork.try_grow_to(2 * G);
         assert!(matches!(

@@ -29,9 +29,7 @@ fn served(tenant: &Tenant) {
 
 on_both! {
     fn an_allocation_waits_until_memory_comes_free(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 4, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 4);
         let first = block_on(tenant.allocate_async(3 * G)).unwrap();
         assert_eq!((first.size(), tenant.stats().in_use), (3 * G, 3 * G));
         let waiting = Task::waiting(tenant.allocate_async(2 * G));
@@ -47,9 +45,7 @@ on_both! {
     }
 
     fn a_poll_makes_no_driver_call(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 4, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 4);
         let stream = Stream::new(&rig.device).unwrap();
         let mut before = calls_without_mapper(&rig.device, &pool);
         let mut block = block_on(tenant.block(2 * G).capacity(4 * G).allocate_async()).unwrap();
@@ -84,9 +80,7 @@ on_both! {
     }
 
     fn those_who_wait_hear_that_the_mapper_ends(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 4, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (mapper, pool, tenant) = common::mapped(rig, 4);
         let mut block = tenant.block(2 * G).capacity(8 * G).try_allocate().unwrap();
         let _other = tenant.try_allocate(2 * G).unwrap();
         let allocation = Task::waiting(tenant.allocate_async(2 * G));
@@ -101,9 +95,7 @@ on_both! {
     }
 
     fn who_came_first_is_served_first(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 8, &mapper);
-        let one = pool.tenant("a").register().unwrap();
+        let (_mapper, _pool, one) = common::mapped(rig, 8);
         let mut held: Vec<Block> = (0..8).map(|_| one.try_allocate(G).unwrap()).collect();
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut waiting = Vec::new();
@@ -130,9 +122,7 @@ on_both! {
     }
 
     fn one_that_does_not_fit_holds_up_none_that_does(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 8, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 8);
         let other = pool.tenant("b").limit(2 * G).register().unwrap();
         let mut held: Vec<Block> = (0..8).map(|_| tenant.try_allocate(G).unwrap()).collect();
         let large = Task::waiting(tenant.allocate_async(4 * G));
@@ -155,9 +145,7 @@ on_both! {
     }
 
     fn a_request_that_is_dropped_leaves_nothing(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 4, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 4);
         let mut block = tenant.block(2 * G).capacity(4 * G).try_allocate().unwrap();
         let other = tenant.try_allocate(2 * G).unwrap();
         block.write(0, &[5; 16]).unwrap();
@@ -191,9 +179,7 @@ on_both! {
     }
 
     fn a_range_waits_for_no_memory_and_is_one_again_when_its_growth_is_dropped(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 4, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 4);
         let other = tenant.try_allocate(4 * G).unwrap();
         let mut range = block_on(tenant.block(0).capacity(8 * G).allocate_async()).unwrap();
         // Nothing waits for memory, also behind a request that does.
@@ -361,9 +347,7 @@ on_both! {
                 self.2.fetch_add(1, Ordering::SeqCst);
             }
         }
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 4, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 4);
         let held = tenant.try_allocate(4 * G).unwrap();
         let others = Arc::new(Mutex::new(Vec::new()));
         let uses = Arc::new(Uses(tenant.clone(), Arc::clone(&others), AtomicU64::new(0)));
@@ -382,9 +366,7 @@ on_both! {
     }
 
     fn memory_is_granted_when_the_work_on_it_has_passed(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 4, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 4);
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&stream, 3 * G).unwrap();
         busy(rig, &stream, &block, 7);
@@ -403,9 +385,7 @@ on_both! {
     }
 
     fn news_come_of_what_others_free_and_of_no_attempt(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 8, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 8);
         let mut held: Vec<Block> = (0..4).map(|_| tenant.try_allocate(2 * G).unwrap()).collect();
         let mut freed = Some(Task::waiting(pool.freed()));
         let waits = Task::waiting(tenant.allocate_async(8 * G));
@@ -429,9 +409,7 @@ on_both! {
     }
 
     fn a_capture_is_waited_for(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 4, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 4);
         drop(tenant.try_allocate(4 * G).unwrap());
         let guard = pool.capture_guard();
         let waiting = Task::waiting(tenant.block(2 * G).zeroed(true).allocate_async());
@@ -442,9 +420,7 @@ on_both! {
     }
 
     fn a_failure_of_the_driver_is_the_answer(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 8, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 8);
         rig.faults.arm(nth_of(1, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemMap]));
         let failed = block_on(tenant.allocate_async(2 * G)).unwrap_err();
         assert!(!failed.is_shortage(), "{failed}");
@@ -456,9 +432,7 @@ on_both! {
     }
 
     fn a_pool_with_futures_is_not_closed(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 4, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 4);
         let held = tenant.try_allocate(4 * G).unwrap();
         let waiting = Task::waiting(tenant.allocate_async(2 * G));
         let refused = pool.close().unwrap_err();
@@ -475,9 +449,7 @@ on_both! {
 #[test]
 fn a_lost_context_is_told_to_all_who_wait() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 4, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (mapper, pool, tenant) = common::mapped(&rig, 4);
     let stream = Stream::new(&rig.device).unwrap();
     let held = tenant.try_allocate(4 * G).unwrap();
     let waiting = (0..3).map(|_| Task::waiting(tenant.allocate_async(G)));
@@ -504,9 +476,7 @@ fn futures_can_be_sent_and_outlive_what_made_them() {
         future
     }
     let rig = common::clean(common::host());
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 4, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, pool, tenant) = common::mapped(&rig, 4);
     let block = block_on(sends(tenant.block(G).tag("t").allocate_async())).unwrap();
     let freed_count = sends(pool.freed());
     drop(pool);
@@ -523,9 +493,7 @@ fn futures_can_be_sent_and_outlive_what_made_them() {
 #[test]
 fn many_of_one_stream_are_served_one_after_the_other() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 1, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, pool, tenant) = common::mapped(&rig, 1);
     let stream = Stream::new(&rig.device).unwrap();
     let mut block = tenant.allocate_on(&stream, G).unwrap();
     let waiting =
@@ -542,9 +510,7 @@ fn many_of_one_stream_are_served_one_after_the_other() {
 #[test]
 fn a_forked_child_is_told_so_and_hangs_nowhere() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 4, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, pool, tenant) = common::mapped(&rig, 4);
     let mut grows = tenant.block(G).capacity(4 * G).try_allocate().unwrap();
     let held = tenant.try_allocate(3 * G).unwrap();
     let mut waiting = Some(Task::waiting(tenant.allocate_async(2 * G)));

@@ -4,7 +4,7 @@
 
 use crate::common::executor::block_on;
 use crate::common::sweep::{sweep_partly, text};
-use crate::common::{G, Rig, mapped_pool};
+use crate::common::{self, G, Rig};
 use cuvmm::driver::model::Nothing;
 use cuvmm::{Block, Contents, HostStore, Mapper, Pool, Stream, Tenant};
 
@@ -18,9 +18,7 @@ struct World {
 }
 
 fn world(rig: &Rig<Nothing>) -> World {
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(rig, 16, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (mapper, pool, tenant) = common::mapped(rig, 16);
     let stream = Stream::new(&rig.device).unwrap();
     let block = tenant.block(2 * G).capacity(16 * G);
     World {

@@ -12,7 +12,7 @@ use crate::common;
 use crate::common::executor::{Task, block_on};
 use crate::common::{D0, G, busy, mapped_pool, until};
 use cuvmm::driver::CUresult;
-use cuvmm::{Block, Contents, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::{Block, Contents, Mapper, Stream, Tenant};
 
 /// Far longer than the mapper takes to serve a request.
 const WHILE: Duration = Duration::from_secs(60);
@@ -42,9 +42,7 @@ impl Gate {
 fn one_that_waits_for_addresses_holds_up_none_of_its_size() {
     let rig = common::model();
     let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = Pool::builder(&rig.device)
-        .limit(Limit::Bytes(4 * G))
-        .address_limit(100 * G);
+    let pool = common::limited(&rig, 4).address_limit(100 * G);
     let (_pool, tenant) = common::with_tenant(pool.mapper(&mapper).build().unwrap());
     let held = tenant.try_allocate(4 * G).unwrap();
     // A small block of large capacity, which keeps addresses in use.
@@ -63,9 +61,7 @@ fn one_that_waits_for_addresses_holds_up_none_of_its_size() {
 #[test]
 fn a_growth_that_waits_for_its_own_work_holds_up_none() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 16, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, _pool, tenant) = common::mapped(&rig, 16);
     let stream = Stream::new(&rig.device).unwrap();
     let mut block = tenant
         .block(4 * G)
@@ -99,9 +95,7 @@ fn cut(tenant: &Tenant, stream: &Stream) -> (Block, Block) {
 #[test]
 fn a_growth_over_a_cut_waits_until_the_stream_is_idle() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 64, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, _pool, tenant) = common::mapped(&rig, 64);
     let stream = Stream::new(&rig.device).unwrap();
     let (root, mut fork) = cut(&tenant, &stream);
     let raw = stream.as_raw();
@@ -129,9 +123,7 @@ fn a_growth_over_a_cut_waits_until_the_stream_is_idle() {
 #[test]
 fn a_growth_over_a_cut_waits_for_work_that_was_queued_while_it_waited() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 4, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, _pool, tenant) = common::mapped(&rig, 4);
     let stream = Stream::new(&rig.device).unwrap();
     let (_root, mut fork) = cut(&tenant, &stream);
     let other = Stream::new(&rig.device).unwrap();
@@ -157,9 +149,7 @@ fn a_growth_over_a_cut_waits_for_work_that_was_queued_while_it_waited() {
 fn news_are_told_beside_memory_that_became_pending() {
     let rig = common::model();
     let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = Pool::builder(&rig.device)
-        .limit(Limit::Bytes(5 * G))
-        .largest_extent(G);
+    let pool = common::limited(&rig, 5).largest_extent(G);
     let pool = pool.mapper(&mapper).build().unwrap();
     let (me, other) = (
         pool.tenant("me").register().unwrap(),
@@ -271,9 +261,7 @@ fn what_a_hook_gives_is_for_the_first() {
 #[test]
 fn a_lost_context_is_news() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 4, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, pool, tenant) = common::mapped(&rig, 4);
     let stream = Stream::new(&rig.device).unwrap();
     let held = tenant.try_allocate(4 * G).unwrap();
     let freed_count = Task::waiting(pool.freed());
@@ -289,9 +277,7 @@ fn a_lost_context_is_news() {
 #[test]
 fn one_behind_others_is_told_that_it_can_never_be() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 8, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, _pool, tenant) = common::mapped(&rig, 8);
     let _held = tenant.try_allocate(8 * G).unwrap();
     let first = Task::waiting(tenant.allocate_async(2 * G));
     let second = Task::waiting(tenant.allocate_async(6 * G));
@@ -356,9 +342,7 @@ fn a_pool_is_closed_though_the_mapper_panics_meanwhile() {
 #[test]
 fn one_that_waits_for_a_capture_holds_up_none_that_need_not() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 4, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, pool, tenant) = common::mapped(&rig, 4);
     let stream = Stream::new(&rig.device).unwrap();
     // Idle memory of the tenant itself, which cannot be zeroed during a capture.
     let held = tenant.allocate_on(&stream, 4 * G).unwrap();
@@ -433,9 +417,7 @@ fn a_thread_that_panics_with_a_block_beside_those_who_wait_only_unwinds() {
 #[test]
 fn what_a_panic_left_behind_is_not_done_in_a_poll() {
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 4, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, pool, tenant) = common::mapped(&rig, 4);
     let gone = pool.tenant("gone").register().unwrap();
     let block = gone.try_allocate(4 * G).unwrap();
     gone.unregister();
@@ -543,9 +525,7 @@ fn a_waker_is_dropped_with_no_lock_held() {
     }
     static TABLE: RawWakerVTable = RawWakerVTable::new(clone, look, look, look);
     let rig = common::model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 4, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, pool, tenant) = common::mapped(&rig, 4);
     let held = tenant.try_allocate(4 * G).unwrap();
     ASKED.set(Some(tenant.clone()));
     // SAFETY: the functions of the table use no data.

@@ -4,7 +4,7 @@ use std::mem::forget;
 use std::task::{Context, Poll, Waker};
 
 use crate::common::executor::{Task, block_on};
-use crate::common::{G, mapped_pool};
+use crate::common::{self, G, mapped_pool};
 use crate::on_both;
 use cuvmm::{Block, Mapper, Stream, Tenant};
 
@@ -33,9 +33,7 @@ fn none_waits(tenant: &Tenant, stream: &Stream) {
 
 on_both! {
     fn two_leaked_growths_of_a_block_do_not_grow_the_next_one_in_its_slot(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 8, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, _pool, tenant) = common::mapped(rig, 8);
         let stream = Stream::new(&rig.device).unwrap();
         let other = tenant.allocate(7 * G).unwrap();
         let mut block = tenant.block(G).capacity(4 * G).allocate().unwrap();
@@ -55,9 +53,7 @@ on_both! {
     }
 
     fn the_second_growth_of_a_block_withdraws_the_leaked_first(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 8, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, _pool, tenant) = common::mapped(rig, 8);
         let stream = Stream::new(&rig.device).unwrap();
         let other = tenant.allocate(7 * G).unwrap();
         let mut block = tenant.block(G).capacity(6 * G).allocate().unwrap();
@@ -102,9 +98,7 @@ on_both! {
     }
 
     fn a_stream_cache_gets_a_block_with_its_own_size_after_a_leaked_growth(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 8, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, _pool, tenant) = common::mapped(rig, 8);
         let stream = Stream::new(&rig.device).unwrap();
         let allocate = || {
             let block = tenant.block(G).capacity(4 * G).home_stream(&stream);

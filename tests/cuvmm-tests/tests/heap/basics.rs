@@ -656,7 +656,7 @@ on_both! {
     }
 
     fn mappings_that_run_out_are_freed_by_unmapping_what_is_idle(rig) {
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G)).mapping_limit(16);
+        let pool = common::limited(rig, 8).mapping_limit(16);
         let (pool, a) = common::with_tenant(pool.build().unwrap());
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();

@@ -5,7 +5,7 @@ use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::world::{Books, books};
 use crate::common::{self, D0, G, MIB, Rig};
 use cuvmm::driver::model::Nothing;
-use cuvmm::{Allocation, Heap, Limit, Pool, Stream, Tenant};
+use cuvmm::{Allocation, Heap, Pool, Stream, Tenant};
 
 struct World {
     // Fields in drop order.
@@ -17,10 +17,7 @@ struct World {
 }
 
 fn world(rig: &Rig<Nothing>, granules: u64) -> World {
-    let pool = Pool::builder(&rig.device)
-        .limit(Limit::Bytes(granules * G))
-        .build()
-        .unwrap();
+    let pool = common::pool(rig, granules);
     let [tenant, other] = common::tenants(&pool);
     let streams = vec![
         Stream::new(&rig.device).unwrap(),

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::common;
 use crate::common::executor::Task;
-use crate::common::{D0, G, MIB, Rig, mapped_pool, model, pool};
+use crate::common::{D0, G, MIB, Rig, model, pool};
 use cuvmm::driver::Call;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{ModelDriver, Nothing};
 use cuvmm::error::BlockError;
-use cuvmm::{Allocation, Heap, Limit, Mapper, Pool, Stream};
+use cuvmm::{Allocation, Heap, Limit, Pool, Stream};
 
 /// Longer than any of these tests waits.
 const LONG: Duration = Duration::from_secs(60);
@@ -110,9 +110,7 @@ fn a_pool_takes_no_extent_whose_mapping_is_being_unmapped() {
 #[test]
 fn a_future_hears_that_a_heaps_work_is_complete() {
     let rig = model();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = mapped_pool(&rig, 8, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_mapper, pool, tenant) = common::mapped(&rig, 8);
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let memory = heap.allocate(8 * G, 1, &stream).unwrap();

@@ -6,7 +6,7 @@ use crate::common;
 use crate::common::{D0, G, model};
 use cuvmm::driver::{Call, CaptureMode, Driver};
 use cuvmm::heap::HeapStats;
-use cuvmm::{Allocation, Heap, Limit, Mapper, Pool, Stream};
+use cuvmm::{Allocation, Heap, Mapper, Stream};
 
 /// Allocates sizes that rarely fit in what was freed, so that most are stitched. Returns the figures
 /// with everything freed.
@@ -36,7 +36,7 @@ fn churn(heap: &Heap, stream: &Stream, steps: u64, mut act: impl FnMut(&Allocati
 #[test]
 fn a_heap_without_a_mapper_unmaps_what_it_retired() {
     let rig = common::clean(model());
-    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(128 * G));
+    let pool = common::limited(&rig, 128);
     let (_pool, tenant) = common::with_tenant(pool.build().unwrap());
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
@@ -53,7 +53,7 @@ fn a_heap_without_a_mapper_unmaps_what_it_retired() {
 fn the_mapper_unmaps_what_a_heap_retired() {
     let rig = common::clean(model());
     let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(128 * G));
+    let pool = common::limited(&rig, 128);
     let (pool, tenant) = common::with_tenant(pool.mapper(&mapper).build().unwrap());
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
@@ -72,7 +72,7 @@ fn the_mapper_unmaps_what_a_heap_retired() {
 #[test]
 fn a_heap_for_graphs_unmaps_nothing_that_its_graph_uses() {
     let rig = common::clean(model());
-    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(128 * G));
+    let pool = common::limited(&rig, 128);
     let (_pool, tenant) = common::with_tenant(pool.build().unwrap());
     let heap = Heap::builder(&tenant).for_graphs(true).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();

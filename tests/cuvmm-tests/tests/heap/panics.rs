@@ -5,7 +5,7 @@ use crate::common::world::books;
 use crate::common::{self, G, Rig};
 use cuvmm::driver::Call;
 use cuvmm::driver::model::Nothing;
-use cuvmm::{Allocation, Heap, Pool, Stream, Tenant};
+use cuvmm::{Allocation, Heap, Pool, Tenant};
 
 /// The free extents of the heap, each of one granule.
 const FREE: u64 = 4;
@@ -17,9 +17,7 @@ struct World {
 }
 
 fn world(rig: &Rig<Nothing>) -> World {
-    let pool = common::pool(rig, FREE);
-    let [tenant, other] = common::tenants(&pool);
-    let stream = Stream::new(&rig.device).unwrap();
+    let (pool, [tenant, other], stream) = common::pair(rig, FREE);
     let heap = Heap::builder(&tenant).build().unwrap();
     let allocate = |_| heap.allocate(G, 1, &stream).unwrap();
     let live: Vec<Allocation> = (0..FREE).map(allocate).collect();

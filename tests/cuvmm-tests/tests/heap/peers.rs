@@ -7,7 +7,7 @@ use crate::on_both;
 use cuvmm::driver::model::{Backing, ModelDriver, Nothing};
 use cuvmm::driver::{AccessFlags, Call, DeviceAddress, Driver, Location};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError};
-use cuvmm::{Access, Allocation, CallError, Device, Heap, Limit, Pool, Stream};
+use cuvmm::{Access, Allocation, CallError, Device, Heap, Pool, Stream};
 
 /// Returns the access of device 1 to each granule of an allocation that begins in its own.
 fn access(rig: &Rig<impl Backing>, memory: &Allocation) -> Vec<AccessFlags> {
@@ -202,7 +202,7 @@ fn failed_calls_change_nothing() {
     }
     let world = |rig: &Rig<Nothing>| {
         let second = rig.second();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = common::limited(rig, 8);
         let (pool, tenant, stream) = common::with_stream(rig, pool.build().unwrap());
         World {
             live: vec![],

@@ -277,8 +277,7 @@ on_both! {
     fn a_sleep_waits_for_work(rig) {
         let (_pool, _tenant, heap, stream) = graphs(rig, 16);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(memory.address(), 2 * G, 9)]);
+        rig.held_kernel(&stream, &[], &[(memory.address(), 2 * G, 9)]);
         std::thread::scope(|scope| {
             let sleeping = scope.spawn(|| {
                 let all = heap.alone().timeout(Duration::from_secs(600));
@@ -298,8 +297,7 @@ on_both! {
         let launch = |_: &Progress| {
             let mut launched = launched.lock().unwrap();
             if !std::mem::replace(&mut *launched, true) {
-                rig.machine.hold(D0, stream.as_raw());
-                rig.kernel(&stream, &[], &[(memory.address(), 2 * G, 9)]);
+                rig.held_kernel(&stream, &[], &[(memory.address(), 2 * G, 9)]);
             }
             true
         };
@@ -397,8 +395,7 @@ on_both! {
         let begin = |_: &Progress| {
             let mut begun = begun.lock().unwrap();
             if !*begun {
-                rig.machine.hold(D0, foreign.as_raw());
-                rig.kernel(&foreign, &[], &[]);
+                rig.held_kernel(&foreign, &[], &[]);
                 *begun = true;
             }
             true
@@ -461,8 +458,7 @@ on_both! {
         let heap = graphs_of(&tenant);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
         let work = |stream: &Stream| {
-            rig.machine.hold(D0, stream.as_raw());
-            rig.kernel(stream, &[], &[(memory.address(), 2 * G, 7)]);
+            rig.held_kernel(stream, &[], &[(memory.address(), 2 * G, 7)]);
         };
         work(&foreign);
         let mapped = rig.machine.live().mappings;

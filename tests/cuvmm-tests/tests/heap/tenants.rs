@@ -7,8 +7,7 @@ use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::{Driver, HandleTypes};
 use cuvmm::heap::Preset;
 use cuvmm::{
-    Access, AccessGrant, Allocation, Heap, Limit, Physical, Pool, Reservation, Scrub, Stream,
-    Tenant,
+    Access, AccessGrant, Allocation, Heap, Physical, Pool, Reservation, Scrub, Stream, Tenant,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -67,9 +66,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// Runs a program of two tenants, each with a heap and a byte of its own. Returns how many
 /// allocations showed a byte of the other tenant, and for how many the other heap gave up extents.
 fn run(steps: &[Step], scrub: Scrub, preset: Preset) -> (u64, u64) {
-    let rig = host();
-    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(12 * G));
-    let pool = builder.scrub(scrub).build().unwrap();
+    let rig = common::clean(host());
+    let pool = common::limited(&rig, 12).scrub(scrub).build().unwrap();
     let tenants = tenants(&pool);
     let heaps = tenants.each_ref().map(|tenant| {
         let builder = Heap::builder(tenant).preset(preset);
@@ -110,8 +108,6 @@ fn run(steps: &[Step], scrub: Scrub, preset: Preset) -> (u64, u64) {
             assert!(contents(&rig, memory).iter().all(|&byte| byte == own));
         }
     }
-    drop((live, heaps, tenants, pool, streams));
-    common::nothing_left(rig);
     (shown, passed)
 }
 
@@ -143,9 +139,8 @@ fn no_heap_shows_what_another_tenant_wrote() {
 
 /// Gives all of the pool's memory to the heap of one tenant, and then to that of the other.
 fn pass_on(scrub: Scrub) -> Vec<u8> {
-    let rig = host();
-    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
-    let pool = builder.scrub(scrub).build().unwrap();
+    let rig = common::clean(host());
+    let pool = common::limited(&rig, 8).scrub(scrub).build().unwrap();
     let [a, b] = tenants(&pool);
     let [of_a, of_b] = [&a, &b].map(|tenant| Heap::builder(tenant).build().unwrap());
     let stream = Stream::new(&rig.device).unwrap();
@@ -159,10 +154,8 @@ fn pass_on(scrub: Scrub) -> Vec<u8> {
     assert_eq!((of_a.stats().held, of_b.stats().held), (0, 8 * G));
     stream.synchronize().unwrap();
     let seen = parts.each_ref().map(|memory| contents(&rig, memory));
-    let seen = seen.concat();
-    drop((parts, of_a, of_b, a, b, pool, stream));
-    common::nothing_left(rig);
-    seen
+
+    seen.concat()
 }
 
 #[test]
@@ -178,8 +171,7 @@ fn tenants_that_trust_each_other_see_what_was_written() {
 #[test]
 fn an_extent_in_use_by_one_tenant_is_never_shown_to_another() {
     let rig = host();
-    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
-    let pool = builder.build().unwrap();
+    let pool = common::pool(&rig, 8);
     let [a, b] = tenants(&pool);
     let [of_a, of_b] = [&a, &b].map(|tenant| Heap::builder(tenant).build().unwrap());
     let stream = Stream::new(&rig.device).unwrap();
@@ -255,8 +247,7 @@ fn what_a_block_exported_never_comes_to_a_heap() {
 fn two_heaps_with_access_for_a_device_share_no_extent_with_it() {
     let rig = common::clean(host());
     let second = rig.second();
-    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(4 * G));
-    let pool = builder.build().unwrap();
+    let pool = common::pool(&rig, 4);
     let [a, b] = tenants(&pool);
     let open = Heap::builder(&a).open_to(&second, Access::ReadWrite);
     let (open, shut) = (open.build().unwrap(), Heap::builder(&b).build().unwrap());

@@ -7,7 +7,7 @@ use crate::common;
 use crate::common::{D0, G, MIB, Rig};
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::{DeviceAddress, Driver};
-use cuvmm::{Allocation, Heap, Limit, Pool, Stream};
+use cuvmm::{Allocation, Heap, Stream};
 
 const THREADS: u8 = 4;
 const STEPS: usize = 300;
@@ -33,10 +33,7 @@ fn holds(rig: &Rig<HostMemory>, memory: &Allocation, byte: u8) -> bool {
 #[test]
 fn threads_share_a_heap_and_a_pool() {
     let rig = common::clean(common::host());
-    let pool = Pool::builder(&rig.device)
-        .limit(Limit::Bytes(48 * G))
-        .build()
-        .unwrap();
+    let pool = common::pool(&rig, 48);
     let [tenant, other] = common::tenants(&pool);
     let heap = Heap::builder(&tenant).build().unwrap();
     // Memory that one thread allocated and another will free.

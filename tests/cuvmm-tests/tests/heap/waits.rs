@@ -10,7 +10,7 @@ use crate::common::captures::{capture, launch_and_destroy};
 use crate::common::{self, D0, G, pool};
 use crate::on_both;
 use cuvmm::error::BlockError;
-use cuvmm::{Allocation, Block, Contents, Heap, Ledger, Limit, Pool, Stream, Tenant};
+use cuvmm::{Allocation, Block, Contents, Heap, Ledger, Stream, Tenant};
 
 /// Longer than any of these tests waits.
 const LONG: Duration = Duration::from_secs(60);
@@ -51,8 +51,7 @@ on_both! {
         let heap = Heap::builder(&tenant).stream_waits(false).build().unwrap();
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let first = heap.allocate(4 * G, 1, &one).unwrap();
-        rig.machine.hold(D0, one.as_raw());
-        rig.kernel(&one, &[], &[(first.address(), 1, 1)]);
+        rig.held_kernel(&one, &[], &[(first.address(), 1, 1)]);
         drop(first);
         let refused = heap.allocate_timeout(4 * G, 1, &two, Duration::from_millis(2)).unwrap_err();
         assert_eq!(refused.shortage().unwrap().pending_free, 4 * G);
@@ -128,8 +127,7 @@ on_both! {
         let heap = Heap::builder(&tenant).build().unwrap();
         let (stream, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let memory = heap.allocate(8 * G, 1, &other).unwrap();
-        rig.machine.hold(D0, other.as_raw());
-        rig.kernel(&other, &[], &[(memory.address(), 1, 1)]);
+        rig.held_kernel(&other, &[], &[(memory.address(), 1, 1)]);
         drop(memory);
         let graph = capture(rig, &stream, || {
             let begun = Instant::now();
@@ -162,8 +160,7 @@ on_both! {
         let process = |name: &str| {
             let ledger = Ledger::builder(&rig.device, dir.path()).limit(100 * G);
             let ledger = ledger.name(name).open().unwrap();
-            let pool = Pool::builder(&rig.device).limit(Limit::Bytes(100 * G));
-            let pool = pool.ledger(&ledger).build().unwrap();
+            let pool = common::limited(rig, 100).ledger(&ledger).build().unwrap();
             (ledger, pool)
         };
         let ((_a, held), (_b, wants)) = (process("a"), process("b"));

@@ -55,8 +55,7 @@ fn address(cache: &KvCache, id: SequenceId) -> DeviceAddress {
 
 /// Queues a kernel, and holds it back, that will read `tokens` tokens of a sequence.
 fn reads_late(rig: &Rig<impl Backing>, on: &Stream, cache: &KvCache, id: SequenceId, tokens: u64) {
-    rig.machine.hold(D0, on.as_raw());
-    rig.kernel(on, &[(address(cache, id), tokens << 17)], &[]);
+    rig.held_kernel(on, &[(address(cache, id), tokens << 17)], &[]);
 }
 
 fn append_refused(outcome: Result<(), KvCacheError>) -> BlockError {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common;
-use crate::common::{G, nth_of};
+use crate::common::{G, nth_of, wait_until};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::{HostDriver, HostOptions};
@@ -16,7 +16,7 @@ use cuvmm::{Device, Growth, Ledger, LedgerView, Limit, Mapper, Pool, Stream};
 /// A grant, in granules.
 const GRANT: u64 = 32;
 
-fn directory() -> tempfile::TempDir {
+pub fn directory() -> tempfile::TempDir {
     let memory = std::path::Path::new("/dev/shm");
     match memory.is_dir() {
         true => tempfile::tempdir_in(memory).unwrap(),
@@ -58,14 +58,6 @@ impl Process {
     }
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 fn refused(outcome: Result<cuvmm::Block, BlockError>) -> (LedgerRefusal, u64) {
     match outcome.unwrap_err() {
         BlockError::OutOfMemory(shortage) => {
@@ -86,8 +78,7 @@ on_both! {
         let processes = ["a", "b"].map(|name| {
             let ledger = Ledger::builder(&rig.device, dir.path()).limit(64 * G);
             let ledger = ledger.name(name).open().unwrap();
-            let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
-            let pool = pool.largest_extent(16 * G).ledger(&ledger).build().unwrap();
+            let pool = common::limited(rig, 64).largest_extent(16 * G).ledger(&ledger).build().unwrap();
             let tenant = pool.tenant("t").register().unwrap();
             (ledger, pool, tenant)
         });
@@ -129,8 +120,7 @@ on_both! {
             one.pool.tenant("a").register().unwrap(),
             other.pool.tenant("b").register().unwrap(),
         );
-        let mut region = a.region(100 * G).largest_extent(G).reserve().unwrap();
-        region.commit(0..60 * G).unwrap();
+        let mut region = common::committed(a.region(100 * G).largest_extent(G), 60 * G);
         assert_eq!((one.charged(), one.obtained()), (60, 60));
         let (reason, available) = refused(b.try_allocate(41 * G));
         assert_eq!((reason, available), (LedgerRefusal::Full, 40));
@@ -139,7 +129,7 @@ on_both! {
         assert_eq!(error.shortage().unwrap().ledger.unwrap().reason, LedgerRefusal::Full);
         region.decommit_after(0..60 * G, &[]).unwrap();
         one.pool.trim(0).unwrap();
-        until("withdrawn memory goes back to the ledger", || one.charged() == 0);
+        wait_until("withdrawn memory goes back to the ledger", || one.charged() == 0);
         drop((rest, region));
     }
 
@@ -169,7 +159,7 @@ on_both! {
         let (_, available) = refused(a.try_allocate(G));
         assert_eq!(available, 0);
         other.pool.trim(0).unwrap();
-        until("an idle process refunds what it does not need", || other.charged() == 0);
+        wait_until("an idle process refunds what it does not need", || other.charged() == 0);
         let more = a.try_allocate(40 * G).unwrap();
         drop((held, more));
     }
@@ -224,7 +214,7 @@ on_both! {
         a.set_guarantee(10 * G).unwrap();
         b.unregister();
         one.pool.trim(0).unwrap();
-        until("what is not guaranteed any more is refunded", || one.charged() == 10);
+        wait_until("what is not guaranteed any more is refunded", || one.charged() == 10);
         drop(z);
     }
 
@@ -243,7 +233,7 @@ on_both! {
         assert!(matches!(refused, LedgerError::Short(_)), "memory in use stays");
         drop(in_use);
         let other = second().timeout(Duration::from_secs(60)).open().unwrap();
-        until("the refused processes have left", || other.stats().processes.len() == 2);
+        wait_until("the refused processes have left", || other.stats().processes.len() == 2);
         let stats = other.stats();
         let own = stats.processes.iter().find(|it| it.slot == other.slot());
         assert_eq!(own.unwrap().guarantee, 60 * G);
@@ -394,7 +384,7 @@ on_both! {
         let one = process(&rig.device, &dir, 64, "one");
         let ledger = Ledger::builder(&rig.device, dir.path()).name("other").open().unwrap();
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).mapper(&mapper);
+        let pool = common::limited(rig, 64).mapper(&mapper);
         let pool = pool.ledger(&ledger).build().unwrap();
         let (a, b) = (
             one.pool.tenant("a").register().unwrap(),
@@ -404,7 +394,7 @@ on_both! {
         let block = common::executor::block_on(b.block(40 * G).allocate_async()).unwrap();
         assert_eq!(block.size(), 40 * G);
         let slot = ledger.slot();
-        until("no request waits any more", || ledger.stats().processes[slot].waits_for.is_none());
+        wait_until("no request waits any more", || ledger.stats().processes[slot].waits_for.is_none());
     }
 
     fn a_process_leaves_when_its_pool_and_its_ledger_are_gone(rig) {
@@ -418,7 +408,7 @@ on_both! {
         assert_eq!(view.stats().charged, GRANT * G);
         drop((block, tenant));
         pool.close().unwrap();
-        until("the slot is free", || view.stats().processes.is_empty());
+        wait_until("the slot is free", || view.stats().processes.is_empty());
         assert_eq!((view.stats().charged, view.stats().limit), (0, 64 * G));
     }
 }
@@ -438,7 +428,7 @@ fn what_cannot_be_given_back_stays_charged() {
     drop(tenant);
     drop(one);
     // The thread of the ledger sees that this was the last handle.
-    until("what is not needed is refunded", || {
+    wait_until("what is not needed is refunded", || {
         view.stats().charged <= GRANT * G
     });
     assert!(

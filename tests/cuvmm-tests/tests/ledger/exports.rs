@@ -4,10 +4,8 @@
 //!
 //! Tests I-113.
 
-use std::time::{Duration, Instant};
-
 use crate::common;
-use crate::common::G;
+use crate::common::{G, wait_until};
 use cuvmm::driver::HandleTypes;
 use cuvmm::error::{BlockError, ShareError};
 use cuvmm::ledger::{ExportStats, ProcessState};
@@ -83,14 +81,6 @@ fn slot_of(view: &LedgerView, slot: usize) -> Option<(ProcessState, u64)> {
     Some((found.state, found.charged / G))
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 fn exports(view: &LedgerView) -> Vec<(usize, u64, bool, Vec<usize>)> {
     let shown = |it: ExportStats| (it.owner, it.bytes / G, it.given_back, it.holders);
     view.stats().exports.into_iter().map(shown).collect()
@@ -113,7 +103,7 @@ fn memory_that_its_owner_freed_counts_until_no_process_has_it() {
 
     drop((offer, again, block));
     owner.pool.trim(0).unwrap();
-    until("the owner gives the memory back", || exports(&view)[0].2);
+    wait_until("the owner gives the memory back", || exports(&view)[0].2);
     assert_eq!(owner.pool.stats().committed, 0);
     assert_eq!(owner.charged(&view), 40);
     assert!(user.block(LIMIT - 39).is_err(), "the memory still exists");
@@ -123,7 +113,7 @@ fn memory_that_its_owner_freed_counts_until_no_process_has_it() {
     drop(first);
     assert_eq!(exports(&view), [(giver, 40, true, vec![taker])]);
     drop(second);
-    until("the owner is refunded", || exports(&view).is_empty());
+    wait_until("the owner is refunded", || exports(&view).is_empty());
     drop(user.block(LIMIT).unwrap());
     assert_eq!(view.stats().processes[0].obtained, 0);
 }
@@ -140,7 +130,7 @@ fn memory_counts_when_its_owner_has_left() {
     let slot = owner.ledger.slot();
     drop(block);
     drop(owner);
-    until("the owner leaves", || {
+    wait_until("the owner leaves", || {
         slot_of(&view, slot) == Some((ProcessState::Lending, 40))
     });
     assert!(user.block(LIMIT - 39).is_err());
@@ -151,7 +141,7 @@ fn memory_counts_when_its_owner_has_left() {
     drop(third);
 
     drop(attached);
-    until("the slot is free", || slot_of(&view, slot).is_none());
+    wait_until("the slot is free", || slot_of(&view, slot).is_none());
     drop(user.block(LIMIT).unwrap());
     assert!(view.stats().exports.is_empty());
 }
@@ -165,7 +155,7 @@ fn memory_that_was_given_back_is_not_imported() {
     let parcel = Offer::block(&block).unwrap().parcel().unwrap();
     drop(block);
     owner.pool.trim(0).unwrap();
-    until("the entry is free", || exports(&view).is_empty());
+    wait_until("the entry is free", || exports(&view).is_empty());
     let refused = place.attach(&user, &parcel).unwrap_err();
     assert!(matches!(refused, ShareError::GivenBack), "{refused}");
     // Another block has the entry now, and the parcel still names the first one.
@@ -192,7 +182,7 @@ fn an_importer_outside_the_ledger_changes_nothing() {
     assert_eq!(exports(&view), [(owner.ledger.slot(), 8, false, vec![])]);
     drop(block);
     owner.pool.trim(0).unwrap();
-    until("the entry is free", || exports(&view).is_empty());
+    wait_until("the entry is free", || exports(&view).is_empty());
     drop((outside, unnamed));
 }
 
@@ -206,10 +196,10 @@ fn an_owner_that_attaches_its_own_memory_keeps_it_charged() {
     let attached = place.attach(&owner, &parcel).unwrap();
     drop(block);
     owner.pool.trim(0).unwrap();
-    until("the memory is given back", || exports(&view)[0].2);
+    wait_until("the memory is given back", || exports(&view)[0].2);
     assert!(owner.block(LIMIT - 7).is_err());
     drop(attached);
-    until("the memory is refunded", || exports(&view).is_empty());
+    wait_until("the memory is refunded", || exports(&view).is_empty());
     drop(owner.block(LIMIT).unwrap());
 }
 
@@ -232,10 +222,10 @@ fn a_block_that_grew_is_counted_whole() {
     let attached = place.attach(&user, &large.parcel().unwrap()).unwrap();
     drop((small, large, block));
     owner.pool.trim(0).unwrap();
-    until("the memory is given back", || owner.charged(&view) == 12);
+    wait_until("the memory is given back", || owner.charged(&view) == 12);
     assert!(user.block(LIMIT - 11).is_err());
     drop(attached);
-    until("the memory is refunded", || exports(&view).is_empty());
+    wait_until("the memory is refunded", || exports(&view).is_empty());
 }
 
 #[test]
@@ -258,26 +248,26 @@ fn offers_of_several_blocks_count_their_memory_until_no_process_has_it() {
     // A block of the first offer is given back. The second offer has one of them too, and goes on.
     drop(a);
     owner.pool.trim(0).unwrap();
-    until("the block is given back", || {
+    wait_until("the block is given back", || {
         owner.pool.stats().committed == 24 * G
     });
     let newer = place.attach(&late, &second.parcel().unwrap()).unwrap();
     assert!(user.block(LIMIT - 27).is_err(), "the memory still exists");
-    until("the rest is free", || user.block(LIMIT - 28).is_ok());
+    wait_until("the rest is free", || user.block(LIMIT - 28).is_ok());
 
     // The newest offer has ended, and a reader of the first one still has its blocks.
     drop((newer, second, b, c));
     owner.pool.trim(0).unwrap();
-    until("what no process has is free", || {
+    wait_until("what no process has is free", || {
         user.block(LIMIT - 12).is_ok()
     });
     assert!(user.block(LIMIT - 11).is_err(), "the memory still exists");
     drop(reads);
-    until("all entries are free", || exports(&view).is_empty());
+    wait_until("all entries are free", || exports(&view).is_empty());
     let refused = place.attach(&late, &parcel);
     assert!(matches!(refused, Err(ShareError::GivenBack)), "{refused:?}");
     drop(parcel);
-    until("all memory is free", || user.block(LIMIT).is_ok());
+    wait_until("all memory is free", || user.block(LIMIT).is_ok());
 }
 
 #[test]
@@ -304,11 +294,11 @@ fn memory_that_is_offered_again_and_again_needs_one_entry_at_a_time() {
         "the one that is read, and the newest"
     );
     drop(reads);
-    until("the first entry is free", || exports(&view).len() == 1);
+    wait_until("the first entry is free", || exports(&view).len() == 1);
     drop((offer, block));
     owner.pool.trim(0).unwrap();
-    until("all entries are free", || exports(&view).is_empty());
-    until("all memory is free", || user.block(LIMIT).is_ok());
+    wait_until("all entries are free", || exports(&view).is_empty());
+    wait_until("all memory is free", || user.block(LIMIT).is_ok());
 }
 
 #[test]
@@ -334,13 +324,13 @@ fn memory_that_was_offered_several_times_counts_once_when_its_owner_has_left() {
         [(slot, 12, false, vec![user.ledger.slot()])]
     );
     drop((second, a, b, owner));
-    until("the owner leaves", || {
+    wait_until("the owner leaves", || {
         slot_of(&view, slot) == Some((ProcessState::Lending, 12))
     });
     drop(early);
     assert_eq!(slot_of(&view, slot), Some((ProcessState::Lending, 12)));
     drop(late);
-    until("the slot is free", || slot_of(&view, slot).is_none());
+    wait_until("the slot is free", || slot_of(&view, slot).is_none());
 }
 
 #[test]
@@ -357,20 +347,20 @@ fn a_block_that_gave_memory_back_counts_by_all_its_names() {
     drop(offer);
     block.shrink_to(4 * G).unwrap();
     owner.pool.trim(0).unwrap();
-    until("a part is given back", || exports(&view)[0].2);
+    wait_until("a part is given back", || exports(&view)[0].2);
     // The closed entry counts no further memory.
     let again = Offer::block(&block).unwrap();
     let shown = [(giver, 12, true, vec![taker]), (giver, 4, false, vec![])];
     assert_eq!(exports(&view), shown);
     drop((again, block));
     owner.pool.trim(0).unwrap();
-    until("all is given back", || exports(&view).len() == 1);
+    wait_until("all is given back", || exports(&view).len() == 1);
     assert_eq!(owner.pool.stats().committed, 0);
     let obtained = view.stats().processes[0].obtained;
     assert_eq!(obtained, 12 * G, "the reader has all of it");
     drop(reads);
-    until("the memory is refunded", || exports(&view).is_empty());
-    until("all memory is free", || user.block(LIMIT).is_ok());
+    wait_until("the memory is refunded", || exports(&view).is_empty());
+    wait_until("all memory is free", || user.block(LIMIT).is_ok());
 }
 
 #[test]
@@ -389,7 +379,7 @@ fn many_blocks_are_exported_and_freed() {
     assert_eq!(exports(&view).len(), 40);
     drop(attached);
     owner.pool.trim(0).unwrap();
-    until("all entries are free", || exports(&view).is_empty());
+    wait_until("all entries are free", || exports(&view).is_empty());
     // The owner's pool keeps a grant for a second.
-    until("all memory is free", || user.block(LIMIT).is_ok());
+    wait_until("all memory is free", || user.block(LIMIT).is_ok());
 }

@@ -1,30 +1,18 @@
 //! Leaving a ledger: from several threads and out of hooks; and cuts while the ledger is full.
 
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::common::{G, Rig};
+use crate::basics::directory;
+use crate::common::{self, G, Rig, wait_until};
 use crate::on_both;
 use cuvmm::driver::model::Backing;
-use cuvmm::{Ledger, LedgerView, Limit, Pool};
-
-fn directory() -> tempfile::TempDir {
-    tempfile::tempdir_in("/dev/shm").unwrap()
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+use cuvmm::{Ledger, LedgerView, Pool};
 
 fn process(rig: &Rig<impl Backing>, dir: &tempfile::TempDir, name: &str) -> (Ledger, Pool) {
     let ledger = Ledger::builder(&rig.device, dir.path());
     let ledger = ledger.limit(64 * G).name(name).open().unwrap();
-    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
-    let pool = pool.ledger(&ledger).build().unwrap();
+    let pool = common::limited(rig, 64).ledger(&ledger).build().unwrap();
     (ledger, pool)
 }
 
@@ -39,7 +27,7 @@ on_both! {
                 0 => drop((pool, ledger)),
                 _ => drop((ledger, pool)),
             }
-            until("the slot is free", || keeps.stats().processes.len() == 1);
+            wait_until("the slot is free", || keeps.stats().processes.len() == 1);
         }
     }
 
@@ -49,7 +37,7 @@ on_both! {
         let view = LedgerView::open(keeps.path()).unwrap();
         for round in 0..150 {
             let (ledger, pool) = process(rig, &dir, "goes");
-            let second = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).ledger(&ledger).build().unwrap();
+            let second = common::limited(rig, 64).ledger(&ledger).build().unwrap();
             let tenant = pool.tenant("a").register().unwrap();
             let block = tenant.block(8 * G).timeout(Duration::from_secs(20)).allocate().unwrap();
             // Another process waits for all: its request keeps the thread at work.
@@ -69,7 +57,7 @@ on_both! {
             }).collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             waiter.into_iter().for_each(|waiter| waiter.join().unwrap());
-            until("the slot is free", || view.stats().processes.len() == 1);
+            wait_until("the slot is free", || view.stats().processes.len() == 1);
             let _ = pool_of_keeps.trim(0);
         }
     }
@@ -88,7 +76,7 @@ on_both! {
             *owned.lock().unwrap() = Some((ledger, pool, tenant, block));
             let tenant = pool_of_keeps.tenant("w").register().unwrap();
             tenant.block(60 * G).timeout(Duration::from_secs(20)).allocate().map(drop).unwrap();
-            until("the slot is free", || view.stats().processes.len() == 1);
+            wait_until("the slot is free", || view.stats().processes.len() == 1);
             drop(tenant);
             let _ = pool_of_keeps.trim(0);
         }
@@ -98,7 +86,7 @@ on_both! {
         let dir = directory();
         let (ledger, pool) = process(rig, &dir, "one");
         let (_other, other_pool) = process(rig, &dir, "two");
-        let pool_growth = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).growth(cuvmm::Growth::Exact)
+        let pool_growth = common::limited(rig, 64).growth(cuvmm::Growth::Exact)
             .largest_extent(8 * G).ledger(&ledger).build().unwrap();
         let tenant = pool_growth.tenant("a").register().unwrap();
         let mut block = tenant.try_allocate(16 * G).unwrap();

@@ -192,8 +192,11 @@ fn memory_that_processes_could_give_only_later_ends_their_wait_for_each_other() 
     );
     let processes = ["a", "b", "c"].map(|name| {
         let ledger = builder(&rig.device, &dir, name).open().unwrap();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(100 * G));
-        let pool = pool.mapper(&mapper).ledger(&ledger).build().unwrap();
+        let pool = common::limited(&rig, 100)
+            .mapper(&mapper)
+            .ledger(&ledger)
+            .build()
+            .unwrap();
         let giving = giving(&pool, name, 0, &[]);
         (giving, pool, ledger)
     });

@@ -5,6 +5,7 @@
 use std::thread::{ScopedJoinHandle, scope};
 use std::time::{Duration, Instant};
 
+use crate::basics::directory;
 use crate::common;
 use crate::common::G;
 use crate::common::executor::Task;
@@ -48,14 +49,6 @@ impl Member {
         let mut processes = stats.processes.iter();
         let own = processes.find(|it| it.slot == self.ledger.slot());
         own.unwrap().clone()
-    }
-}
-
-fn directory() -> tempfile::TempDir {
-    let memory = std::path::Path::new("/dev/shm");
-    match memory.is_dir() {
-        true => tempfile::tempdir_in(memory).unwrap(),
-        false => tempfile::tempdir().unwrap(),
     }
 }
 

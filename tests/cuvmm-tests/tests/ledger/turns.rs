@@ -110,8 +110,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let mut held = a.tenant.allocate_on(&stream, 20 * G).unwrap();
         // The work keeps the memory behind the block's end from being given back.
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[]);
+        rig.held_kernel(&stream, &[], &[]);
         held.shrink_to(16 * G).unwrap();
         // All of the grant is promised, and the memory behind the block's end with it.
         let granted = a.ledger.stats().charged;

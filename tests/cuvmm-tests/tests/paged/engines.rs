@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use crate::common::{D0, G, Rig, cases, host, only_counted_left};
+use crate::common::{self, D0, G, Rig, cases, host, only_counted_left};
 use crate::scene::{LAYOUTS, builder, stamp, stamps};
 use crate::sleep::{is_asleep, store};
 use cuvmm::driver::CUresult;
@@ -18,9 +18,7 @@ use cuvmm::driver::host::HostMemory;
 use cuvmm::error::PagedKvError;
 use cuvmm::heap::Allocation;
 use cuvmm::paged::BackFuture;
-use cuvmm::{
-    Block, Contents, Heap, HostStore, Ledger, Limit, Mapper, PagedKv, Pool, Stream, Tenant,
-};
+use cuvmm::{Block, Contents, Heap, HostStore, Ledger, Mapper, PagedKv, Pool, Stream, Tenant};
 
 const BLOCKS: u32 = 24;
 const PINNED: u32 = 23;
@@ -88,7 +86,7 @@ fn process(rig: &Rig<HostMemory>, mapper: &Mapper, at: &std::path::Path, of: usi
         .guarantee(4 * G)
         .open()
         .unwrap();
-    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(ALL * G));
+    let pool = common::limited(rig, ALL);
     let pool = pool.mapper(mapper).ledger(&ledger);
     let pool = pool.build().unwrap();
     let engines = (0..2).map(|index| {

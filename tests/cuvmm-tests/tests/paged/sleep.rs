@@ -377,8 +377,7 @@ on_both! {
         let store = store(&rig.device, 16);
         for contents in [Contents::Keep(&store), Contents::Discard] {
             for layout in LAYOUTS {
-                let tenant = pool.tenant("a").register().unwrap();
-                let home = Stream::new(&rig.device).unwrap();
+                let (tenant, home) = common::joined(rig, &pool);
                 let make = || {
                     let kv = builder(&tenant, &home, 16, layout).pinned([3]).build().unwrap();
                     kv.back(&[0, 1]).unwrap();

@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::common;
 use crate::common::books::books;
 use crate::common::sweep::{sweep, sweep_partly, text};
-use crate::common::{D0, G, Rig, busy, copy, mapped_pool, nth_of, pool, shareable};
+use crate::common::{D0, G, Rig, busy, copy, nth_of, pool, shareable};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Nothing};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError};
 use cuvmm::pool::BlockBuilder;
-use cuvmm::{Block, Contents, Growth, Hardened, HostStore, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::{Block, Contents, Growth, Hardened, HostStore, Pool, Stream, Tenant};
 
 /// Returns the distance from each block to the next, which must be the same for all.
 fn stride(blocks: &[Block]) -> u64 {
@@ -100,7 +100,7 @@ on_both! {
 
     fn forks_lie_side_by_side_also_when_others_of_the_row_have_gone(rig) {
         for hardened in [false, true] {
-            let mut builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+            let mut builder = common::limited(rig, 64);
             if hardened {
                 builder = builder.hardened(Hardened::new());
             }
@@ -177,7 +177,7 @@ on_both! {
     }
 
     fn the_driver_has_the_addresses_when_the_last_has_gone(rig) {
-        let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+        let builder = common::limited(rig, 64);
         let (pool, tenant) = common::with_tenant(builder.address_limit(32 * G).build().unwrap());
         let refused = tenant.block(8 * G).try_allocate_adjacent(5);
         assert!(matches!(
@@ -241,7 +241,7 @@ on_both! {
 
     fn rows_lie_a_multiple_of_their_elements_apart(rig) {
         for guard in [0, G] {
-            let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+            let builder = common::limited(rig, 64);
             let builder = match guard {
                 0 => builder,
                 guard => builder.hardened(Hardened::new().guard(guard).rest_blocks(0)),
@@ -487,7 +487,7 @@ on_both! {
 
     fn each_has_guards_of_its_own_in_a_hardened_pool(rig) {
         let hardened = Hardened::new().guard(G).rest_blocks(2);
-        let builder = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G));
+        let builder = common::limited(rig, 16);
         let (pool, tenant) = common::with_tenant(builder.hardened(hardened).build().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let of = || tenant.block(2 * G).home_stream(&stream);
@@ -578,7 +578,7 @@ on_both! {
     }
 
     fn a_compaction_stays_within_each(rig) {
-        let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+        let builder = common::limited(rig, 64);
         let (pool, tenant) = common::with_tenant(builder.growth(Growth::Exact).build().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let of = tenant.block(G).capacity(8 * G).home_stream(&stream);
@@ -596,9 +596,7 @@ on_both! {
     }
 
     fn a_mapper_places_ahead_of_each(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 256, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 256);
         let stream = Stream::new(&rig.device).unwrap();
         let of = tenant.block(2 * G).capacity(32 * G).home_stream(&stream);
         let mut rows = of.growth(Growth::Part(64)).try_allocate_adjacent(4).unwrap();

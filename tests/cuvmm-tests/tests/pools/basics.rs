@@ -43,8 +43,7 @@ on_both! {
         rig.faults.forget();
         drop(block);
         // The stream is busy all the while: its own order suffices.
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(address, G, 1)]);
+        rig.held_kernel(&stream, &[], &[(address, G, 1)]);
         for _ in 0..100 {
             let small = tenant.block(G).capacity(4 * G).home_stream(&stream);
             let mut block = small.try_allocate().unwrap();
@@ -156,8 +155,7 @@ on_both! {
     fn memory_that_changes_tenant_is_scrubbed(rig) {
         for (scrub, home) in [(true, false), (true, true), (false, false)] {
             let policy = if scrub { Scrub::BetweenTenants } else { Scrub::Never };
-            let pool = Pool::builder(&rig.device)
-                .limit(Limit::Bytes(4 * G)).largest_extent(2 * G).scrub(policy).build().unwrap();
+            let pool = common::limited(rig, 4).largest_extent(2 * G).scrub(policy).build().unwrap();
             let giver = pool.tenant("giver").register().unwrap();
             let taker = pool.tenant("taker").register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
@@ -183,8 +181,7 @@ on_both! {
     }
 
     fn what_a_block_grows_into_is_scrubbed_and_what_it_holds_is_not(rig) {
-        let pool = Pool::builder(&rig.device)
-            .limit(Limit::Bytes(5 * G))
+        let pool = common::limited(rig, 5)
             .largest_extent(G)
             .build()
             .unwrap();
@@ -423,8 +420,7 @@ on_both! {
     }
 
     fn mappings_and_addresses_have_limits_too(rig) {
-        let pool = Pool::builder(&rig.device)
-            .limit(Limit::Bytes(64 * G)).mapping_limit(3).address_limit(40 * G).build().unwrap();
+        let pool = common::limited(rig, 64).mapping_limit(3).address_limit(40 * G).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let three = tenant.block(7 * G).capacity(8 * G).try_allocate().unwrap();
         match tenant.try_allocate(G) {

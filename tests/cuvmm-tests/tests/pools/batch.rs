@@ -194,8 +194,7 @@ on_both! {
         drop(block);
         pool.trim(16 * G).unwrap();
         secret.unregister();
-        let tenant = pool.tenant("a").register().unwrap();
-        let other = Stream::new(&rig.device).unwrap();
+        let (tenant, other) = common::joined(rig, &pool);
         let mut blocks = tenant.block(G).capacity(16 * G).home_stream(&other)
             .growth(Growth::Exact).try_allocate_many(2).unwrap();
         rig.machine.hold(D0, other.as_raw());
@@ -247,9 +246,7 @@ on_both! {
     }
 
     fn a_mapper_is_called_for_all_that_run_low(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 256, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 256);
         let stream = Stream::new(&rig.device).unwrap();
         let mut blocks = tenant.block(2 * G).capacity(32 * G).home_stream(&stream)
             .growth(Growth::Part(64)).try_allocate_many(8).unwrap();
@@ -283,8 +280,7 @@ on_both! {
         // Memory above the guarantee may be reclaimed: 2 granules and an extent of 8, which is
         // taken as a whole. 6 granules stay guaranteed.
         assert_eq!(figures(), [3, 17, 21]);
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(ours.address(), G, 1)]);
+        rig.held_kernel(&stream, &[], &[(ours.address(), G, 1)]);
         drop(ours);
         assert_eq!(figures(), [8, 17, 21], "pending memory is not available");
         rig.machine.release_all_streams(D0);

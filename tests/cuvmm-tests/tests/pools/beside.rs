@@ -11,7 +11,7 @@ use crate::on_both;
 use cuvmm::driver::{Call, DeviceAddress, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError};
 use cuvmm::pool::BlockBuilder;
-use cuvmm::{Block, Hardened, Limit, Pool, Stream, Tenant};
+use cuvmm::{Block, Hardened, Stream, Tenant};
 
 const IN_USE: BlockError = BlockError::PlaceInUse {
     distance: 1,
@@ -114,7 +114,7 @@ on_both! {
     }
 
     fn rows_without_places_to_fill(rig) {
-        let hardened = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G)).hardened(Hardened::new());
+        let hardened = common::limited(rig, 16).hardened(Hardened::new());
         let (_hardened, tenant) = common::with_tenant(hardened.build().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let (rows, _) = with_a_hole(of(&tenant, &stream));

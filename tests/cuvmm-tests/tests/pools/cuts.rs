@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::books::{balanced, books, figures};
 use crate::common::executor::Task;
-use crate::common::{self, G, Rig, limited, mapped_pool};
+use crate::common::{self, G, Rig, limited};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;
@@ -380,9 +380,7 @@ on_both! {
     }
 
     fn precommitted_memory_with_a_mapper(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 128, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 128);
         let stream = Stream::new(&rig.device).unwrap();
         let mut block = tenant.block(16 * G).capacity(64 * G).home_stream(&stream).try_allocate().unwrap();
         fill(rig, &block, 0, 2);

@@ -4,7 +4,7 @@
 
 use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::world::{of_pool, world};
-use crate::common::{G, Rig};
+use crate::common::{self, G, Rig};
 use cuvmm::driver::model::Nothing;
 use cuvmm::unified::{Advice, PageLocation, Policy};
 use cuvmm::{
@@ -134,11 +134,10 @@ fn regions() {
 #[test]
 fn registrations() {
     let world = |rig: &Rig<Nothing>| {
-        let mut region = Region::builder(&rig.device, 8 * G)
-            .largest_extent(2 * G)
-            .reserve()
-            .unwrap();
-        region.commit(0..4 * G).unwrap();
+        let region = common::committed(
+            Region::builder(&rig.device, 8 * G).largest_extent(2 * G),
+            4 * G,
+        );
         let registration = region.register(0..4 * G).unwrap();
         (region, registration)
     };

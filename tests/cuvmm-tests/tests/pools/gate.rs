@@ -148,8 +148,7 @@ on_both! {
         }
         drop((root, fork));
 
-        let mut region = Region::builder(&rig.device, 4 * G).largest_extent(G).reserve().unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 4 * G).largest_extent(G), 4 * G);
         let fork = region.fork(&[]).unwrap();
         for side in [&region, &fork] {
             let registration = side.register(0..2 * G).unwrap();

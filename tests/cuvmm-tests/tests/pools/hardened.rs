@@ -11,14 +11,12 @@ use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, DeviceAddress};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::pool::{Hardened, PoolBuilder};
-use cuvmm::{Block, CallError, Heap, Limit, Mapper, Pool, PoolStats, Scrub, Stream};
+use cuvmm::{Block, CallError, Heap, Mapper, Pool, PoolStats, Scrub, Stream};
 
 const FILL: u8 = 0xDF;
 
 fn builder(rig: &Rig<impl Backing>, granules: u64) -> PoolBuilder<'_> {
-    Pool::builder(&rig.device)
-        .limit(Limit::Bytes(granules * G))
-        .hardened(Hardened::new())
+    common::limited(rig, granules).hardened(Hardened::new())
 }
 
 fn pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
@@ -108,7 +106,7 @@ on_both! {
 
     fn a_late_user_faults_where_it_would_have_changed_the_next_block(rig) {
         for hardened in [false, true] {
-            let mut builder = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+            let mut builder = common::limited(rig, 8);
             if hardened {
                 builder = builder.hardened(Hardened::new());
             }

@@ -145,8 +145,7 @@ on_both! {
             fork.record_use(&used).unwrap();
             let writes: Vec<_> = all.iter().map(|block| (block.address(), block.size(), 1)).collect();
             let reads = vec![(fork.address(), fork.size())];
-            rig.machine.hold(D0, used.as_raw());
-            rig.kernel(&used, &reads, &[]);
+            rig.held_kernel(&used, &reads, &[]);
             rig.machine.queue_kernel(D0, used.as_raw(), vec![], writes).unwrap_or_else(|error| panic!("{error}"));
             // SAFETY: the stream is alive.
             #[allow(unsafe_code)]

@@ -353,9 +353,7 @@ on_both! {
 #[test]
 fn the_mapper_keeps_to_a_lowered_limit_where_no_operation_comes_by() {
     let rig = common::host();
-    let mapper = Mapper::start(&rig.device).unwrap();
-    let pool = common::mapped_pool(&rig, 8, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (mapper, pool, tenant) = common::mapped(&rig, 8);
     let stream = Stream::new(&rig.device).unwrap();
     let block = tenant.allocate_on(&stream, 4 * G).unwrap();
     busy(&rig, &stream, &block, 7);

@@ -15,9 +15,7 @@ use cuvmm::{Limit, Mapper, Pool, Stream};
 
 on_both! {
     fn a_growing_block_finds_memory_that_another_thread_mapped(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 256, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 256);
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(32 * G).capacity(256 * G).home_stream(&stream);
         let mut block = block.try_allocate().unwrap();
@@ -41,9 +39,7 @@ on_both! {
     }
 
     fn nothing_is_mapped_ahead_of_a_block_of_zero_bytes(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 256, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 256);
         let mut range = tenant.block(0).capacity(256 * G).try_allocate().unwrap();
         let mut other = tenant.block(8 * G).capacity(16 * G).try_allocate().unwrap();
         range.try_grow_to(0).unwrap();
@@ -56,9 +52,7 @@ on_both! {
     }
 
     fn a_mapper_hears_whoever_rings_rarely_and_whoever_hurries(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 256, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 256);
         let mut block = tenant.block(8 * G).capacity(128 * G).try_allocate().unwrap();
         let mut size = 8 * G;
         // First slowly enough for the thread to sleep in between, then as fast as it keeps up.
@@ -164,13 +158,10 @@ on_both! {
     }
 
     fn what_a_tenant_left_behind_is_unmapped_without_anybody_asking(rig) {
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(rig, 16, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_mapper, pool, tenant) = common::mapped(rig, 16);
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&stream, 16 * G).unwrap();
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(block.address(), G, 1)]);
+        rig.held_kernel(&stream, &[], &[(block.address(), G, 1)]);
         drop(block);
         tenant.unregister();
         std::thread::sleep(Duration::from_millis(5));
@@ -201,9 +192,7 @@ on_both! {
             (Call::MemMap, CUresult::CUDA_ERROR_UNKNOWN),
             (Call::MemSetAccess, CUresult::CUDA_ERROR_OUT_OF_MEMORY),
         ] {
-            let mapper = Mapper::start(&rig.device).unwrap();
-            let pool = mapped_pool(rig, 64, &mapper);
-            let tenant = pool.tenant("a").register().unwrap();
+            let (_mapper, pool, tenant) = common::mapped(rig, 64);
             let mut block = tenant.block(31 * G).capacity(64 * G).try_allocate().unwrap();
             rig.faults.forget();
             rig.faults.arm(Fault::all(code).of(call));

@@ -8,7 +8,7 @@ use cuvmm::driver::model::{ModelDriver, Nothing};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::MemoryError;
 use cuvmm::{
-    CowBuffer, DeviceVec, Error, Limit, Physical, Place, Pool, Region, Reservation, RingBuffer,
+    CowBuffer, DeviceVec, Error, Physical, Place, Pool, Region, Reservation, RingBuffer,
     SparseArray, Stream, UnifiedBuffer,
 };
 
@@ -106,13 +106,12 @@ on_both! {
         drop((held, limited, wide, tenant));
         pool.close().unwrap();
         // A limit of bytes is another option's.
-        let (small, one) = common::with_tenant(Pool::builder(&rig.device).limit(Limit::Bytes(4 * G)).build().unwrap());
+        let (small, one) = common::tenancy(rig, 4);
         let refused = one.try_allocate(5 * G).unwrap_err();
         assert!(!named(&refused), "{refused}");
         assert!(!named(&small.tenant("b").guarantee(5 * G).register().unwrap_err()));
         // What the driver lacks below it is the device's.
-        let mut region = Region::reserve(&rig.device, total).unwrap();
-        region.commit(0..total - 2 * G).unwrap();
+        let _region = common::region(rig, total, total - 2 * G);
         let refused = one.try_allocate(4 * G).unwrap_err();
         assert!(matches!(refused, cuvmm::BlockError::DriverOutOfMemory { .. }), "{refused}");
         assert_eq!(named(&refused), of_host, "{refused}");
@@ -122,11 +121,9 @@ on_both! {
     fn a_region_that_finds_no_memory_for_copies_says_how_much(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let total = rig.device.total_memory();
-        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(2 * G).reserve().unwrap();
-        region.commit(0..8 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 8 * G).largest_extent(2 * G), 8 * G);
         let fork = region.fork(&[]).unwrap();
-        let mut rest = Region::reserve(&rig.device, total).unwrap();
-        rest.commit(0..total - 12 * G).unwrap();
+        let mut rest = common::region(rig, total, total - 12 * G);
         let figures = |refused: MemoryError| {
             let MemoryError::OutOfMemory { ref shortage, .. } = refused else {
                 panic!("{refused:?}");
@@ -156,10 +153,7 @@ on_both! {
 #[test]
 fn a_limit_that_is_reached_is_out_of_memory_and_a_mistake_is_not() {
     let rig = rig(ModelDriver::new(model_options()));
-    let pool = Pool::builder(&rig.device)
-        .limit(Limit::Bytes(4 * G))
-        .build()
-        .unwrap();
+    let pool = common::pool(&rig, 4);
     let tenant = pool.tenant("one").register().unwrap();
     let short = tenant.allocate(5 * G).unwrap_err();
     assert!(short.is_shortage() && short.is_out_of_memory(), "{short}");

@@ -9,7 +9,7 @@ use crate::common::{D0, G, Rig};
 use cuvmm::driver::Call;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::pool::Hardened;
-use cuvmm::{Block, Limit, Pool, Stream, Tenant};
+use cuvmm::{Block, Stream, Tenant};
 
 type Made = Vec<Block>;
 
@@ -105,12 +105,11 @@ fn memory_whose_release_panicked_is_quarantined_and_the_rest_released() {
 #[test]
 fn a_slot_whose_poll_panicked_is_purged_later() {
     let rig = common::host();
-    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G));
+    let pool = common::limited(&rig, 16);
     let (pool, tenant) = common::with_tenant(pool.hardened(Hardened::new()).build().unwrap());
     let home = Stream::new(&rig.device).unwrap();
     let freed = tenant.allocate_on(&home, 2 * G).unwrap();
-    rig.machine.hold(D0, home.as_raw());
-    rig.kernel(&home, &[], &[(freed.address(), G, 1)]);
+    rig.held_kernel(&home, &[], &[(freed.address(), G, 1)]);
     drop(freed);
     rig.machine.release_stream(D0, home.as_raw());
     let other = Stream::new(&rig.device).unwrap();

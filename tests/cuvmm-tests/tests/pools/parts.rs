@@ -13,11 +13,11 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::BlockError;
-use cuvmm::{Block, Growth, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::{Block, Growth, Mapper, Pool, Stream, Tenant};
 
 /// A pool whose blocks begin with extents of at most eight granules.
 fn pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
-    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(granules * G));
+    let pool = common::limited(rig, granules);
     pool.growth(Growth::Exact)
         .largest_extent(8 * G)
         .build()
@@ -181,8 +181,7 @@ on_both! {
             block.shrink_to(4 * G).unwrap();
         }
         let lease = leased.lease();
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(busy.address(), G, 1)]);
+        rig.held_kernel(&stream, &[], &[(busy.address(), G, 1)]);
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.given_back, done.copied), (0, 0), "all are on one stream: {done:?}");
         rig.machine.release_stream(D0, stream.as_raw());
@@ -265,8 +264,7 @@ on_both! {
         // Under a lease, and under work that was launched under it, the memory stays.
         let lease = block.lease();
         assert!(other.try_allocate(12 * G).is_err());
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[(block.address(), G)], &[]);
+        rig.held_kernel(&stream, &[(block.address(), G)], &[]);
         drop(lease);
         assert!(other.try_allocate(12 * G).is_err());
         assert_eq!((sizes(&block), llama.stats().committed), (vec![8], 8 * G));
@@ -274,8 +272,7 @@ on_both! {
         // Also the work of another stream that used it is waited for.
         let further = Stream::new(&rig.device).unwrap();
         let lease = block.lease();
-        rig.machine.hold(D0, further.as_raw());
-        rig.kernel(&further, &[(block.address(), G)], &[]);
+        rig.held_kernel(&further, &[(block.address(), G)], &[]);
         lease.record_use(&further).unwrap();
         drop(lease);
         assert!(other.try_allocate(12 * G).is_err());
@@ -317,7 +314,7 @@ on_both! {
 
     fn a_future_gets_the_memory_when_a_lease_ends(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G)).mapper(&mapper);
+        let pool = common::limited(rig, 16).mapper(&mapper);
         let (_pool, tenant) = common::with_tenant(pool.growth(Growth::Exact).largest_extent(8 * G).build().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(8 * G).home_stream(&stream).movable(true);

@@ -48,8 +48,7 @@ on_both! {
         drop(block);
         // Work queued after the drop and before the memory was requested is covered too: a late
         // fence covers more, never less.
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(address, G, 3)]);
+        rig.held_kernel(&stream, &[], &[(address, G, 3)]);
         assert!(b.try_allocate(G).is_err());
         rig.machine.release_all_streams(D0);
         drop(b.try_allocate(G).unwrap());
@@ -95,8 +94,7 @@ on_both! {
             // The refusal has polled the fence, so the work of the block's own streams is known to
             // be complete.
             assert!(b.try_allocate(2 * G).is_err());
-            rig.machine.hold(D0, theirs.as_raw());
-            rig.kernel(&theirs, &[], &[(last, G, 9)]);
+            rig.held_kernel(&theirs, &[], &[(last, G, 9)]);
             if named {
                 lease.record_use(&theirs).unwrap();
             } else {
@@ -190,8 +188,7 @@ on_both! {
         assert_eq!((pool.stats().leased, rig.machine.live().mappings), (8 * G, 1));
         // The block is used on a second stream.
         let other = Stream::new(&rig.device).unwrap();
-        rig.machine.hold(D0, other.as_raw());
-        rig.kernel(&other, &[], &[(second.address(), G, 1)]);
+        rig.held_kernel(&other, &[], &[(second.address(), G, 1)]);
         second.record_use(&other).unwrap();
         drop(second);
         assert!(b.try_allocate(G).is_err(), "the lease has ended, the work has not");

@@ -10,7 +10,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
 use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::{BlockError, MemoryError};
-use cuvmm::{Hardened, Limit, Pool, Region};
+use cuvmm::{Hardened, Pool, Region};
 
 /// Creates a world with a hardened pool whose 46 granules of addresses are all in use: a block has
 /// 18 of them, and two dropped blocks rest on 28. Their 14 granules of memory are in the free list.
@@ -168,9 +168,8 @@ fn exporting() {
         |rig| {
             let types = HandleTypes::POSIX_FD;
             let builder = Region::builder(&rig.device, 4 * G).largest_extent(G);
-            let mut region = builder.shareable(types).reserve().unwrap();
-            region.commit(0..3 * G).unwrap();
-            region
+
+            common::committed(builder.shareable(types), 3 * G)
         },
         |_, region| text(region.export(0..3 * G, HandleTypes::POSIX_FD)).map(drop),
         Region::exported,
@@ -241,10 +240,7 @@ fn world_of_margins(rig: &Rig<Nothing>) -> World {
     let mut world = world(rig);
     world.blocks.clear();
     world.tenants.clear();
-    world.pool = Pool::builder(&rig.device)
-        .limit(Limit::Bytes(40 * G))
-        .build()
-        .unwrap();
+    world.pool = common::pool(rig, 40);
     world.tenants = ["a", "b"]
         .map(|name| world.pool.tenant(name).register().unwrap())
         .into();

@@ -9,7 +9,7 @@ use crate::on_both;
 use cuvmm::driver::model::Backing;
 use cuvmm::error::{BlockError, MemoryError, PoolError, Shortage};
 use cuvmm::pool::Pressure;
-use cuvmm::{Block, Contents, Limit, Pool, Stream, Tenant};
+use cuvmm::{Block, Contents, Pool, Stream, Tenant};
 
 /// A tenant whose hook gives up blocks, the last first, until it has given enough, and the calls of
 /// that hook.
@@ -208,8 +208,7 @@ on_both! {
     }
 
     fn a_lack_of_mappings_or_addresses_says_so(rig) {
-        let limited = Pool::builder(&rig.device).limit(Limit::Bytes(32 * G));
-        let pool = limited.mapping_limit(4).address_limit(24 * G).build().unwrap();
+        let pool = common::limited(rig, 32).mapping_limit(4).address_limit(24 * G).build().unwrap();
         let giver = Giver::new(&pool, "giver", 0, 0);
         giver.takes(3);
         let tenant = pool.tenant("a").register().unwrap();
@@ -318,8 +317,7 @@ on_both! {
         let pool = pool(rig, 8);
         let giver = Giver::new(&pool, "giver", 0, 0);
         giver.takes(6);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (tenant, stream) = common::joined(rig, &pool);
         let of = || tenant.block(G).capacity(8 * G).home_stream(&stream);
         let mut block = of().try_allocate().unwrap();
         assert!(tenant.try_allocate(4 * G).is_err());
@@ -329,8 +327,7 @@ on_both! {
         block.grow_to(4 * G).unwrap();
         assert_eq!(giver.was_asked(), [2]);
         // Work that still runs is not waited for either.
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(block.address(), G, 1)]);
+        rig.held_kernel(&stream, &[], &[(block.address(), G, 1)]);
         drop(block);
         let other = pool.tenant("b").register().unwrap();
         assert!(other.try_allocate(4 * G).is_err());

@@ -19,8 +19,7 @@ use cuvmm::{DeviceVec, Place, Region, RingBuffer, SparseArray, Stream};
 
 /// Queues a kernel that will write to a range, and holds it back.
 fn kernel(rig: &Rig<impl Backing>, stream: &Stream, at: DeviceAddress, size: u64) {
-    rig.machine.hold(D0, stream.as_raw());
-    rig.kernel(stream, &[], &[(at, size, 9)]);
+    rig.held_kernel(stream, &[], &[(at, size, 9)]);
 }
 
 /// Begins a capture of another library on a stream of its own, in relaxed mode.
@@ -51,8 +50,7 @@ fn ran_well(rig: &Rig<impl Backing>) {
 #[test]
 fn a_region_dropped_under_a_foreign_capture_stays_mapped() {
     let rig = common::model();
-    let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
-    region.commit(0..2 * G).unwrap();
+    let region = common::region(&rig, 4 * G, 2 * G);
     let (stream, theirs) = (
         Stream::new(&rig.device).unwrap(),
         Stream::new(&rig.device).unwrap(),
@@ -71,11 +69,8 @@ fn a_region_dropped_under_a_foreign_capture_stays_mapped() {
 #[test]
 fn what_a_region_withdrew_after_streams_is_given_back_under_a_foreign_capture() {
     let rig = common::model();
-    let mut region = Region::builder(&rig.device, 4 * G)
-        .largest_extent(G)
-        .reserve()
-        .unwrap();
-    region.commit(0..4 * G).unwrap();
+    let mut region =
+        common::committed(Region::builder(&rig.device, 4 * G).largest_extent(G), 4 * G);
     let (stream, theirs) = (
         Stream::new(&rig.device).unwrap(),
         Stream::new(&rig.device).unwrap(),
@@ -94,8 +89,7 @@ fn what_a_region_withdrew_after_streams_is_given_back_under_a_foreign_capture() 
 #[test]
 fn a_region_that_cannot_be_closed_is_handed_back_whole() {
     let rig = common::clean(common::model());
-    let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
-    region.commit(0..2 * G).unwrap();
+    let region = common::region(&rig, 4 * G, 2 * G);
     let theirs = Stream::new(&rig.device).unwrap();
     capture(&rig, &theirs);
     let region = region.close().unwrap_err().owner;
@@ -146,8 +140,7 @@ fn a_pool_whose_device_cannot_be_waited_for_leaves_what_is_pending() {
 #[test]
 fn a_registration_that_ends_under_a_foreign_capture_leaves_its_memory() {
     let rig = common::model();
-    let mut region = Region::reserve(&rig.device, 2 * G).unwrap();
-    region.commit(0..2 * G).unwrap();
+    let region = common::region(&rig, 2 * G, 2 * G);
     let registration = region.register(0..2 * G).unwrap();
     let (stream, theirs) = (
         Stream::new(&rig.device).unwrap(),
@@ -197,8 +190,7 @@ on_both! {
         block.shrink_to(2 * G).unwrap();
         // The growth is refused because of the lease, and polls the fence of the given-up memory.
         assert!(block.try_grow_to(3 * G).is_err());
-        rig.machine.hold(D0, home.as_raw());
-        rig.kernel(&home, &[(tail, G)], &[]);
+        rig.held_kernel(&home, &[(tail, G)], &[]);
         drop(lease);
         let early = block.try_grow_to(3 * G);
         assert!(early.is_err(), "the leased tail is being read");
@@ -215,8 +207,7 @@ on_both! {
         drop(block);
         // The work queued until the block was freed is known to be complete.
         assert!(b.try_allocate(G).is_err());
-        rig.machine.hold(D0, home.as_raw());
-        rig.kernel(&home, &[], &[(lease.address(), G, 9)]);
+        rig.held_kernel(&home, &[], &[(lease.address(), G, 9)]);
         drop(lease);
         let early = b.try_allocate(G);
         rig.machine.release_all_streams(D0);
@@ -255,8 +246,7 @@ on_both! {
             // The growth finds the stream idle, and waits for the lease.
             let grows = scope.spawn(|| fork.grow_to(2 * G));
             std::thread::sleep(Duration::from_millis(20));
-            rig.machine.hold(D0, home.as_raw());
-            rig.kernel(&home, &[(address, G)], &[]);
+            rig.held_kernel(&home, &[(address, G)], &[]);
             drop(lease);
             std::thread::sleep(Duration::from_millis(20));
             rig.machine.release_all_streams(D0);
@@ -266,13 +256,11 @@ on_both! {
     }
 
     fn what_was_withdrawn_of_an_extent_is_waited_for_before_it_is_unshared(rig) {
-        let mut region = Region::builder(&rig.device, 2 * G).reserve().unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 2 * G), 2 * G);
         let mut fork = region.fork(&[]).unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let half = fork.address().checked_add(G).unwrap();
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[(half, G)], &[]);
+        rig.held_kernel(&stream, &[(half, G)], &[]);
         fork.decommit_after(G..2 * G, std::slice::from_ref(&stream)).unwrap();
         let own = Stream::new(&rig.device).unwrap();
         std::thread::scope(|scope| {
@@ -285,8 +273,7 @@ on_both! {
 
     fn what_is_shared_is_not_revived(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(2 * G).reserve().unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 8 * G).largest_extent(2 * G), 2 * G);
         region.write(&stream, 0, &[1; 4]).unwrap();
         let fork = region.fork(&[]).unwrap();
         // Half of an extent cannot be committed anew.
@@ -315,11 +302,9 @@ on_both! {
 
     fn what_is_shared_and_in_use_is_not_revived_either(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::builder(&rig.device, 4 * G).reserve().unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 4 * G), 2 * G);
         let fork = region.fork(&[]).unwrap();
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[(region.address(), G)], &[]);
+        rig.held_kernel(&stream, &[(region.address(), G)], &[]);
         region.decommit_after(0..2 * G, std::slice::from_ref(&stream)).unwrap();
         let refused = region.commit(0..2 * G).unwrap_err();
         assert!(matches!(refused, MemoryError::PendingFree { bytes, .. } if bytes == 2 * G), "{refused}");
@@ -469,11 +454,10 @@ fn a_context_that_was_reset_holds_up_no_tenant() {
 #[test]
 fn a_thousand_extents_that_wait_for_one_stream_ask_once() {
     let rig = common::clean(common::model());
-    let mut region = Region::builder(&rig.device, 1024 * G)
-        .largest_extent(G)
-        .reserve()
-        .unwrap();
-    region.commit(0..1024 * G).unwrap();
+    let mut region = common::committed(
+        Region::builder(&rig.device, 1024 * G).largest_extent(G),
+        1024 * G,
+    );
     let stream = Stream::new(&rig.device).unwrap();
     kernel(&rig, &stream, region.address(), G);
     let used = std::slice::from_ref(&stream);

@@ -12,7 +12,7 @@ use cuvmm::driver::model::MappedAt;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
-use cuvmm::{Block, Contents, Growth, Limit, Place, Pool, Region, Stream, Tenant};
+use cuvmm::{Block, Contents, Growth, Place, Pool, Region, Stream, Tenant};
 
 const UNKNOWN: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
@@ -76,7 +76,7 @@ fn each_two(run: impl Fn(&Rig<HostMemory>, Twice<'_>)) {
 }
 
 fn pool(rig: &Rig<HostMemory>) -> Pool {
-    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(40 * G));
+    let builder = common::limited(rig, 40);
     let builder = builder.growth(Growth::Exact).largest_extent(8 * G);
     builder.build().unwrap()
 }
@@ -152,8 +152,7 @@ fn pieces(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
 fn compaction() {
     each_two(|rig, twice| {
         let pool = pool(rig);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (tenant, stream) = common::joined(rig, &pool);
         let block = pieces(&tenant, &stream, 8);
         free_list(&pool, 8);
         let outcome = twice.fail(|| pool.compact(|_| true));
@@ -189,8 +188,7 @@ fn unsharing_before_growth() {
     for at_home in [true, false] {
         each_two(|rig, twice| {
             let pool = pool(rig);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
+            let (tenant, stream) = common::joined(rig, &pool);
             let (root, mut fork) = cut(&tenant, at_home.then_some(&stream));
             free_list(&pool, 2);
             let outcome = twice.fail(|| tenant.try_grow_all(&mut [(&mut fork, 5 * G)]));
@@ -217,8 +215,7 @@ fn forking() {
     for at_home in [true, false] {
         each_two(|rig, twice| {
             let pool = pool(rig);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
+            let (tenant, stream) = common::joined(rig, &pool);
             let (root, twig) = cut(&tenant, at_home.then_some(&stream));
             free_list(&pool, 2);
             let forks = twice.fail(|| tenant.try_fork_all(&[&root, &twig], 3 * G, 4 * G));
@@ -245,8 +242,7 @@ fn regions_that_unshare_and_move() {
         each_two(|rig, twice| {
             let stream = Stream::new(&rig.device).unwrap();
             let builder = Region::builder(&rig.device, 8 * G).largest_extent(G);
-            let mut region = builder.reserve().unwrap();
-            region.commit(0..3 * G).unwrap();
+            let mut region = common::committed(builder, 3 * G);
             region.write(&stream, 0, &[7; 8]).unwrap();
             let fork = (!moves).then(|| region.fork(&[]).unwrap());
             let lost = match moves {
@@ -302,8 +298,7 @@ fn under_a_copy<W>(
 fn what_a_copy_of_a_pool_may_still_use_is_not_unmapped() {
     let rig = common::host();
     let pool = pool(&rig);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (tenant, stream) = common::joined(&rig, &pool);
     let compacts = |_: &mut Block| drop(pool.compact(|_| true).unwrap_err());
     under_a_copy(&rig, pieces(&tenant, &stream, 8), compacts, |block| {
         drop(block);
@@ -329,8 +324,7 @@ fn what_a_copy_of_a_pool_may_still_use_is_not_unmapped() {
 fn what_zeros_are_on_their_way_to_is_not_unmapped_when_waking_is_cancelled() {
     let rig = common::host();
     let pool = pool(&rig);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (tenant, stream) = common::joined(&rig, &pool);
     let block = tenant.block(2 * G).home_stream(&stream).zeroed(true);
     let block = block.try_allocate().unwrap();
     let asleep = tenant.blocks().release(true).sleep(Contents::Discard);
@@ -358,8 +352,7 @@ fn what_zeros_are_on_their_way_to_is_not_unmapped_when_waking_is_cancelled() {
 fn what_a_copy_of_a_region_may_still_use_is_not_unmapped() {
     let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
-    let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
-    region.commit(0..2 * G).unwrap();
+    let mut region = common::region(&rig, 4 * G, 2 * G);
     let _fork = region.fork(&[]).unwrap();
     let fails = |region: &mut &mut Region| drop(region.unshare(0..G, &stream, &[]).unwrap_err());
     under_a_copy(&rig, &mut region, fails, |region| {

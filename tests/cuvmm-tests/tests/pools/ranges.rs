@@ -11,7 +11,7 @@ use crate::common::{self, D0, G, GIB, busy, pool, shareable};
 use crate::on_both;
 use cuvmm::driver::{Call, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, ShareError};
-use cuvmm::{Access, Block, Contents, Hardened, HostStore, Limit, Offer, Pool, Stream};
+use cuvmm::{Access, Block, Contents, Hardened, HostStore, Limit, Offer, Stream};
 
 fn is_zero<T>(outcome: Result<T, BlockError>) -> bool {
     matches!(
@@ -114,7 +114,7 @@ on_both! {
         }
         assert_eq!(rig.faults.total(), 0);
         // The limit of addresses counts ranges too.
-        let narrow = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G)).address_limit(8 * G);
+        let narrow = common::limited(rig, 8).address_limit(8 * G);
         let (_narrow, tenant) = common::with_tenant(narrow.build().unwrap());
         let range = tenant.block(0).capacity(8 * G).try_allocate().unwrap();
         let refused = tenant.block(0).capacity(1).try_allocate();
@@ -279,7 +279,7 @@ on_both! {
     }
 
     fn hardened_ranges_rest_and_those_of_an_unregistered_tenant_go(rig) {
-        let hardened = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G)).hardened(Hardened::new());
+        let hardened = common::limited(rig, 8).hardened(Hardened::new());
         let (hardened, tenant) = common::with_tenant(hardened.build().unwrap());
         let mut range = tenant.block(0).capacity(4 * G).try_allocate().unwrap();
         let address = range.address();

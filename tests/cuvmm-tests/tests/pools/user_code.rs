@@ -14,9 +14,7 @@ use crate::common::{D0, G, nth_of};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::PoolError;
-use cuvmm::{
-    Block, Contents, Device, DropFailure, HostStore, Pool, Region, Stream, Tenant, UnifiedBuffer,
-};
+use cuvmm::{Block, Contents, Device, DropFailure, HostStore, Pool, Stream, Tenant, UnifiedBuffer};
 
 /// Runs code that would never return if a lock were held.
 fn ends(what: &str, act: impl FnOnce() + Send + 'static) {
@@ -426,10 +424,8 @@ fn a_hook_takes_a_capture_guard_while_a_device_has_just_been_waited_for() {
     let rig = common::model();
     let pool = common::pool(&rig, 1);
     let stream = Stream::new(&rig.device).unwrap();
-    let mut region = Region::reserve(&rig.device, G).unwrap();
-    region.commit(0..G).unwrap();
-    rig.machine.hold(D0, stream.as_raw());
-    rig.kernel(&stream, &[], &[]);
+    let mut region = common::region(&rig, G, G);
+    rig.held_kernel(&stream, &[], &[]);
     region.decommit(0..G).unwrap();
     assert_eq!(
         region.purge().unwrap().given_back,

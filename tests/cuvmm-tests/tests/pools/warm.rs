@@ -102,7 +102,7 @@ on_both! {
         assert_eq!(tenant.stats().precommitted, 0, "none is precommitted beyond its capacity");
         drop(block);
         pool.trim(0).unwrap();
-        let exact = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).growth(Growth::Exact);
+        let exact = common::limited(rig, 64).growth(Growth::Exact);
         let (exact, tenant) = common::with_tenant(exact.build().unwrap());
         let mut block = tenant.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         block.try_grow_to(33 * G).unwrap();

@@ -14,7 +14,7 @@ use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, DeviceAddress, Driver};
 use cuvmm::error::MemoryError;
 use cuvmm::heap::Preset;
-use cuvmm::{Allocation, Contents, Heap, HostStore, Limit, Pool, Stream};
+use cuvmm::{Allocation, Contents, Heap, HostStore, Pool, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -304,10 +304,7 @@ impl<B: Backing> Run<'_, B> {
 }
 
 fn program(rig: &Rig<impl Backing>, options: Options, steps: &[Step]) {
-    let pool = Pool::builder(&rig.device)
-        .limit(Limit::Bytes(LIMIT * G))
-        .build()
-        .unwrap();
+    let pool = common::pool(rig, LIMIT);
     let [tenant, _other] = common::tenants(&pool);
     let heap = Heap::builder(&tenant)
         .preset(options.preset)

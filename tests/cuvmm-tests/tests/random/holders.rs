@@ -229,8 +229,7 @@ impl<B: Backing> Drop for Run<'_, B> {
 
 impl<'a, B: Backing> Run<'a, B> {
     fn new(rig: &'a Rig<B>) -> Self {
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(LIMIT * G));
-        let pool = pool.build().unwrap();
+        let pool = common::pool(rig, LIMIT);
         let tenants = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
         let heap = |tenant| Heap::builder(tenant).addresses(1 << 30);
         let heaps = tenants.iter().map(|tenant| heap(tenant).build().unwrap());

@@ -339,9 +339,7 @@ impl<'a, B: Backing> World<'a, B> {
             hardened, peers, ..
         }: Kind,
     ) -> Self {
-        let mut builder = Pool::builder(&rig.device)
-            .limit(Limit::Bytes(LIMIT * G))
-            .largest_extent(4 * G);
+        let mut builder = common::limited(rig, LIMIT).largest_extent(4 * G);
         if let Some(hardened) = hardened {
             builder = builder.hardened(hardened);
         }

@@ -52,8 +52,7 @@ fn buffer(rig: &Rig<impl Backing>, granules: usize) -> CowBuffer<u32> {
 on_both! {
     fn one_memory_at_two_places_of_a_region(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::reserve(&rig.device, 16 * G).unwrap();
-        region.commit(0..3 * G).unwrap();
+        let mut region = common::region(rig, 16 * G, 3 * G);
         region.alias(0..3 * G, 8 * G).unwrap();
         assert_eq!((region.committed(), region.held(), region.mappings()), (6 * G, 3 * G, 4));
         region.write(&stream, 9 * G - 2, b"once").unwrap();
@@ -76,8 +75,7 @@ on_both! {
     }
 
     fn aliases_that_cannot_be_are_refused(rig) {
-        let mut region = Region::builder(&rig.device, 16 * G).mapping_limit(4).reserve().unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 16 * G).mapping_limit(4), 2 * G);
         region.back_with_zeros(12 * G..14 * G).unwrap();
         rig.faults.forget();
         assert!(matches!(region.alias(0..0, 4 * G), Err(MemoryError::Argument(ArgumentError::Empty { .. }))));
@@ -104,8 +102,7 @@ on_both! {
 
     fn what_is_shown_twice_is_neither_moved_nor_forked_and_what_is_forked_not_shown_twice(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::reserve(&rig.device, 16 * G).unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::region(rig, 16 * G, 2 * G);
         region.alias(0..2 * G, 4 * G).unwrap();
         region.write(&stream, 0, b"one").unwrap();
         let host = Place::HostNuma(0);
@@ -244,10 +241,8 @@ on_both! {
         let then = now.snapshot().unwrap();
         rig.shows(then.get(2 * PER_GRANULE - 1).unwrap(), 0x0303_0303);
         // The same for a region, without waiting.
-        let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
-        region.commit(0..4 * G).unwrap();
-        rig.machine.hold(D0, user.as_raw());
-        rig.kernel(&user, &[], &[(region.address(), G, 1)]);
+        let mut region = common::region(rig, 4 * G, 4 * G);
+        rig.held_kernel(&user, &[], &[(region.address(), G, 1)]);
         let fork = region.fork(std::slice::from_ref(&user));
         assert!(matches!(fork, Err(MemoryError::InUse { .. })));
         assert!(!region.is_read_only(0..4 * G));
@@ -265,8 +260,7 @@ on_both! {
 
     fn a_fork_is_open_to_the_same_devices_and_has_the_same_zeros(rig) {
         let second = rig.second();
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::region(rig, 8 * G, 2 * G);
         region.grant(&second, Access::ReadWrite).unwrap();
         region.back_with_zeros(4 * G..8 * G).unwrap();
         let fork = region.fork(&[]).unwrap();

@@ -32,8 +32,7 @@ on_both! {
     }
 
     fn the_largest_extent_bounds_them(rig) {
-        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(2 * G).reserve().unwrap();
-        region.commit(0..7 * G).unwrap();
+        let region = common::committed(Region::builder(&rig.device, 8 * G).largest_extent(2 * G), 7 * G);
         assert_eq!(sizes(&region), [(0, 2), (2, 2), (4, 2), (6, 1)]);
         for largest in [0, G / 2, 3 * G] {
             let refused = Region::builder(&rig.device, G).largest_extent(largest).reserve();
@@ -74,8 +73,7 @@ on_both! {
     }
 
     fn ranges_that_cannot_be_are_refused(rig) {
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::region(rig, 8 * G, 2 * G);
         rig.faults.forget();
         #[allow(clippy::reversed_empty_ranges)]
         let wrong = [
@@ -102,8 +100,7 @@ on_both! {
 
     fn a_decommit_waits_in_limbo_for_the_stream_that_used_it(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::region(rig, 8 * G, 4 * G);
         rig.machine.hold(D0, stream.as_raw());
         let target = region.address();
         rig.kernel(&stream, &[], &[(target, 4 * G, 7)]);
@@ -121,10 +118,8 @@ on_both! {
 
     fn without_streams_all_work_of_the_device_counts(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..G).unwrap();
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[]);
+        let mut region = common::region(rig, 8 * G, G);
+        rig.held_kernel(&stream, &[], &[]);
         region.decommit(0..G).unwrap();
         assert_eq!(region.purge().unwrap().given_back, 0);
         rig.machine.release_all_streams(D0);
@@ -132,8 +127,7 @@ on_both! {
     }
 
     fn a_driver_without_context_events_needs_a_synchronisation(rig) {
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..G).unwrap();
+        let mut region = common::region(rig, 8 * G, G);
         region.decommit(0..G).unwrap();
         let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
         rig.faults.arm(lacking);
@@ -144,8 +138,7 @@ on_both! {
 
     fn committing_again_revives_without_a_driver_call(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::region(rig, 8 * G, 4 * G);
         region.write(&stream, 5, b"kept").unwrap();
         region.decommit_after(0..4 * G, std::slice::from_ref(&stream)).unwrap();
         assert!(matches!(region.write(&stream, 0, b"x"), Err(MemoryError::NotCommitted { .. })));
@@ -160,10 +153,8 @@ on_both! {
 
     fn an_extent_goes_when_its_last_part_has(rig) {
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..4 * G).unwrap();
-        rig.machine.hold(D0, one.as_raw());
-        rig.kernel(&one, &[], &[]);
+        let mut region = common::region(rig, 8 * G, 4 * G);
+        rig.held_kernel(&one, &[], &[]);
         region.decommit_after(0..G, std::slice::from_ref(&one)).unwrap();
         assert_eq!((region.committed(), region.held(), region.pending_free()), (3 * G, 4 * G, 0));
         region.decommit_after(G..4 * G, std::slice::from_ref(&two)).unwrap();
@@ -190,8 +181,7 @@ fn out_of_memory_in_the_middle_changes_nothing() {
     let rig = common::clean(common::rig(cuvmm::driver::model::ModelDriver::new(
         common::model_options().capacity(10 * G),
     )));
-    let mut region = Region::reserve(&rig.device, GIB).unwrap();
-    region.commit(0..2 * G).unwrap();
+    let mut region = common::region(&rig, GIB, 2 * G);
     let before = rig.machine.snapshot();
     let error = region.commit(0..14 * G).unwrap_err();
     assert!(error.call().unwrap().is_out_of_memory(), "{error}");

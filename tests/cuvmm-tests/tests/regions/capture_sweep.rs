@@ -130,9 +130,8 @@ fn late(rig: &Rig<impl Backing>, stream: &Stream) {
 
 fn region(rig: &Rig<impl Backing>) -> Region {
     let builder = Region::builder(&rig.device, 2 * G).largest_extent(G);
-    let mut region = builder.reserve().unwrap();
-    region.commit(0..2 * G).unwrap();
-    region
+
+    common::committed(builder, 2 * G)
 }
 
 fn text<T, E: std::fmt::Debug>(outcome: Result<T, E>) -> Result<T, String> {
@@ -188,8 +187,7 @@ fn a_region_in_a_tenant_commits_used_memory_and_is_purged() {
         let pool = pool(rig, 4);
         let [a, b] = common::tenants(&pool);
         let region = a.region(4 * G).largest_extent(G).home_stream(home);
-        let mut region = region.reserve().unwrap();
-        region.commit(0..2 * G).unwrap();
+        let region = common::committed(region, 2 * G);
         drop(b.allocate_on(home, 2 * G).unwrap());
         busy(rig, other, (region.address().0, G), false);
         (region, pool)

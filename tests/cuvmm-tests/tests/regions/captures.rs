@@ -104,8 +104,7 @@ on_both! {
         region.commit(0..G).unwrap();
         region.grant(&rig.device, Access::ReadWrite).unwrap();
         let published = shareable_region(rig, 1);
-        let mut unmapped = Region::reserve(&rig.device, G).unwrap();
-        unmapped.commit(0..G).unwrap();
+        let mut unmapped = common::region(rig, G, G);
         unmapped.decommit(0..G).unwrap();
         let guard = pool.capture_guard();
         begin(&rig.machine, &theirs);
@@ -140,8 +139,7 @@ on_both! {
         let mut region = Region::reserve(&rig.device, G).unwrap();
         for over in [false, true] {
             region.commit(0..G).unwrap();
-            rig.machine.hold(D0, home.as_raw());
-            rig.kernel(&home, &[], &[(region.address(), G, 1)]);
+            rig.held_kernel(&home, &[], &[(region.address(), G, 1)]);
             region.decommit_after(0..G, std::slice::from_ref(&home)).unwrap();
             let begins = home.clone();
             before(rig, Call::EventRecord, 1, move |machine| begin(machine, &begins));
@@ -173,8 +171,7 @@ on_both! {
         let [home, other] = streams(rig);
         for (begins, call) in [(&home, Call::EventRecord), (&other, Call::StreamWaitEvent)] {
             let block = tenant.allocate_on(&home, G).unwrap();
-            rig.machine.hold(D0, home.as_raw());
-            rig.kernel(&home, &[], &[(block.address(), G, 1)]);
+            rig.held_kernel(&home, &[], &[(block.address(), G, 1)]);
             drop(block);
             let captures = begins.clone();
             before(rig, call, 1, move |machine| begin(machine, &captures));

@@ -8,7 +8,7 @@ use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::{ArgumentError, MemoryError};
 use cuvmm::region::Kept;
-use cuvmm::{Limit, Pool, Region, Stream};
+use cuvmm::{Pool, Region, Stream};
 
 /// A region of sixteen granules in extents of at most eight, wholly committed. The first bytes of
 /// each granule say which it is.
@@ -125,17 +125,15 @@ on_both! {
     fn a_purge_says_what_it_leaves_and_why(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         for in_pool in [false, true] {
-            let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).largest_extent(8 * G);
+            let pool = common::limited(rig, 64).largest_extent(8 * G);
             let (_pool, tenant) = common::with_tenant(pool.shareable(HandleTypes::POSIX_FD).build().unwrap());
             let builder = match in_pool {
                 true => tenant.region(40 * G),
                 false => Region::builder(&rig.device, 40 * G).shareable(HandleTypes::POSIX_FD),
             };
-            let mut region = builder.largest_extent(8 * G).reserve().unwrap();
-            region.commit(0..40 * G).unwrap();
+            let mut region = common::committed(builder.largest_extent(8 * G), 40 * G);
             let exported = region.export(8 * G..16 * G, HandleTypes::POSIX_FD).unwrap();
-            rig.machine.hold(D0, stream.as_raw());
-            rig.kernel(&stream, &[], &[(region.address() + 32 * G, G, 7)]);
+            rig.held_kernel(&stream, &[], &[(region.address() + 32 * G, G, 7)]);
             for range in [7 * G..8 * G, 14 * G..16 * G, 20 * G..24 * G, 24 * G..32 * G] {
                 region.decommit_after(range, &[]).unwrap();
             }
@@ -166,8 +164,7 @@ on_both! {
     }
 
     fn what_the_driver_refuses_to_unmap_is_kept_and_said(rig) {
-        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(G).reserve().unwrap();
-        region.commit(0..8 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 8 * G).largest_extent(G), 8 * G);
         region.decommit_after(0..8 * G, &[]).unwrap();
         rig.faults.arm(Fault::nth(3, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
         assert!(region.purge().is_err());
@@ -299,8 +296,7 @@ on_both! {
 
     fn a_commit_without_memory_says_how_much_there_is(rig) {
         let total = rig.device.total_memory();
-        let mut region = Region::reserve(&rig.device, 2 * total).unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::region(rig, 2 * total, 4 * G);
         let free = rig.device.memory_info().unwrap().free;
         let refused = region.commit(0..total + 4 * G).unwrap_err();
         assert!(refused.is_out_of_memory(), "{refused}");
@@ -323,8 +319,7 @@ on_both! {
     fn every_driver_call_failed_once_and_twice(rig) {
         for (in_pool, twice) in [(false, false), (false, true), (true, false), (true, true)] {
             for k in 1.. {
-                let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
-                let pool = pool.largest_extent(8 * G).build().unwrap();
+                let pool = common::limited(rig, 64).largest_extent(8 * G).build().unwrap();
                 let stream = Stream::new(&rig.device).unwrap();
                 let mut region = stamped(rig, in_pool.then_some(&pool), &stream);
                 region.decommit_after(3 * G..8 * G, &[]).unwrap();

@@ -3,7 +3,7 @@
 #![allow(clippy::unit_arg)]
 
 use crate::common::sweep::{sweep, sweep_partly, text};
-use crate::common::{G, Rig};
+use crate::common::{self, G, Rig};
 use cuvmm::driver::Location;
 use cuvmm::driver::model::Nothing;
 use cuvmm::sparse::BrickShape;
@@ -23,12 +23,12 @@ struct World {
 }
 
 fn world(rig: &Rig<Nothing>) -> World {
-    let mut region = Region::builder(&rig.device, 32 * G)
-        .largest_extent(G)
-        .zero_extent(4 * G)
-        .reserve()
-        .unwrap();
-    region.commit(0..3 * G).unwrap();
+    let region = common::committed(
+        Region::builder(&rig.device, 32 * G)
+            .largest_extent(G)
+            .zero_extent(4 * G),
+        3 * G,
+    );
     World {
         region,
         stream: Stream::new(&rig.device).unwrap(),

@@ -7,7 +7,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::MemoryError;
-use cuvmm::{Access, HostExtents, Layout, Limit, Place, Pool, Region, Stream};
+use cuvmm::{Access, HostExtents, Layout, Place, Region, Stream};
 
 fn stamp(_: &Rig<impl Backing>, region: &mut Region, stream: &Stream) {
     for granule in 0..region.size() / G {
@@ -53,8 +53,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let layout = Layout::on(Place::HostNuma(0));
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G).layout(layout);
-        let mut region = builder.reserve().unwrap();
-        region.commit(0..16 * G).unwrap();
+        let mut region = common::committed(builder, 16 * G);
         stamp(rig, &mut region, &stream);
         region.decommit_after(4 * G..8 * G, &[]).unwrap();
         region.decommit_after(9 * G..12 * G, &[]).unwrap();
@@ -76,8 +75,7 @@ on_both! {
                 let stream = Stream::new(&rig.device).unwrap();
                 let layout = Layout::on(Place::HostNuma(0));
                 let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G).layout(layout);
-                let mut region = builder.reserve().unwrap();
-                region.commit(0..16 * G).unwrap();
+                let mut region = common::committed(builder, 16 * G);
                 stamp(rig, &mut region, &stream);
                 region.decommit_after(3 * G..8 * G, &[]).unwrap();
                 rig.faults.forget();
@@ -107,8 +105,7 @@ on_both! {
         ready.prepare(8 * G, 2).unwrap();
         ready.prepare(4 * G, 2).unwrap();
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G).host_extents(&ready);
-        let mut region = builder.reserve().unwrap();
-        region.commit(0..16 * G).unwrap();
+        let mut region = common::committed(builder, 16 * G);
         stamp(rig, &mut region, &stream);
         region.relocate(0..8 * G, &Place::HostNuma(0), &stream).unwrap();
         region.decommit_after(4 * G..8 * G, &[]).unwrap();
@@ -125,8 +122,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let stripes = [Place::from(&rig.device), Place::from(&second)];
         let layout = Layout::round_robin(stripes, 4 * G);
-        let mut region = Region::builder(&rig.device, 16 * G).layout(layout).reserve().unwrap();
-        region.commit(0..16 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 16 * G).layout(layout), 16 * G);
         region.grant(&second, Access::ReadWrite).unwrap();
         stamp(rig, &mut region, &stream);
         region.decommit_after(5 * G..7 * G, &[]).unwrap();
@@ -147,8 +143,7 @@ on_both! {
     fn zeros_behind_holes_stay_and_holes_of_a_cut_can_have_them(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
-        let mut region = builder.reserve().unwrap();
-        region.commit(0..8 * G).unwrap();
+        let mut region = common::committed(builder, 8 * G);
         stamp(rig, &mut region, &stream);
         region.back_with_zeros(0..16 * G).unwrap();
         region.decommit_after(4 * G..8 * G, &[]).unwrap();
@@ -183,8 +178,7 @@ on_both! {
         let mut random = fastrand::Rng::with_seed(7);
         for round in 0..600 {
             let in_pool = round % 2 == 0;
-            let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
-            let pool = pool.largest_extent(8 * G).build().unwrap();
+            let pool = common::limited(rig, 64).largest_extent(8 * G).build().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
             let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
             let tenant = pool.tenant("a").register().unwrap();
@@ -231,8 +225,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let [tenant, other] = common::tenants(&pool);
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
-        let mut region = builder.in_tenant(&tenant).home_stream(&stream).reserve().unwrap();
-        region.commit(0..16 * G).unwrap();
+        let mut region = common::committed(builder.in_tenant(&tenant).home_stream(&stream), 16 * G);
         stamp(rig, &mut region, &stream);
         region.decommit_after(4 * G..8 * G, &[]).unwrap();
         region.decommit_after(10 * G..16 * G, &[]).unwrap();
@@ -282,8 +275,7 @@ on_both! {
     fn mappings_at_their_limit(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G).mapping_limit(2);
-        let mut region = builder.reserve().unwrap();
-        region.commit(0..16 * G).unwrap();
+        let mut region = common::committed(builder, 16 * G);
         stamp(rig, &mut region, &stream);
         region.decommit_after(7 * G..8 * G, &[]).unwrap();
         region.decommit_after(12 * G..16 * G, &[]).unwrap();
@@ -298,8 +290,7 @@ on_both! {
         let home = Stream::new(&rig.device).unwrap();
         let (pool, tenant) = common::tenancy(rig, 64);
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
-        let mut region = builder.in_tenant(&tenant).home_stream(&home).reserve().unwrap();
-        region.commit(0..16 * G).unwrap();
+        let mut region = common::committed(builder.in_tenant(&tenant).home_stream(&home), 16 * G);
         stamp(rig, &mut region, &stream);
         // Whole extents withdrawn behind held work, and a part.
         rig.machine.hold_until_awaited(D0, home.as_raw());

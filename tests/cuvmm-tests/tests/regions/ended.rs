@@ -11,7 +11,7 @@ use crate::on_both;
 use cuvmm::driver::model::Backing;
 use cuvmm::driver::{Driver, StreamFlags};
 use cuvmm::error::{CallError, MemoryError};
-use cuvmm::{Event, MemPool, Region, Stream, UnifiedBuffer};
+use cuvmm::{Event, MemPool, Stream, UnifiedBuffer};
 
 /// Creates a stream of another library.
 fn foreign(rig: &Rig<impl Backing>) -> Stream {
@@ -38,8 +38,7 @@ on_both! {
         end(rig, &used);
         end(rig, &own);
         memory.record_use(&live).unwrap();
-        rig.machine.hold(D0, live.as_raw());
-        rig.kernel(&live, &[(memory.address(), G)], &[]);
+        rig.held_kernel(&live, &[(memory.address(), G)], &[]);
         memory.close().unwrap();
         rig.machine.release_stream(D0, live.as_raw());
         end(rig, &live);
@@ -48,8 +47,7 @@ on_both! {
 
     fn nothing_is_queued_on_a_stream_that_has_ended(rig) {
         let (stream, live) = (foreign(rig), Stream::new(&rig.device).unwrap());
-        let mut region = Region::reserve(&rig.device, G).unwrap();
-        region.commit(0..G).unwrap();
+        let mut region = common::region(rig, G, G);
         let memory_pool = MemPool::builder(&rig.device).create().unwrap();
         let event = Event::new(&rig.device).unwrap();
         end(rig, &stream);
@@ -72,8 +70,7 @@ on_both! {
         assert_eq!(region.purge().unwrap().given_back, G);
         let (_pool, tenant) = common::tenancy(rig, 2);
         let busy = tenant.allocate_on(&live, 2 * G).unwrap();
-        rig.machine.hold(D0, live.as_raw());
-        rig.kernel(&live, &[(busy.address(), G)], &[]);
+        rig.held_kernel(&live, &[(busy.address(), G)], &[]);
         drop(busy);
         assert!(tenant.allocate_on(&stream, 2 * G).is_err(), "it cannot wait for the kernel");
         rig.machine.release_stream(D0, live.as_raw());

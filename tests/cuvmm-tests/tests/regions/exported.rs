@@ -202,8 +202,7 @@ on_both! {
         assert_eq!(pool.trim(0).unwrap(), 4 * G, "the memory that b left");
         // The block's fence waits for a recorded stream too.
         let other = Stream::new(&rig.device).unwrap();
-        rig.machine.hold(D0, other.as_raw());
-        rig.kernel(&other, &[], &[(again.address(), G, 1)]);
+        rig.held_kernel(&other, &[], &[(again.address(), G, 1)]);
         again.record_use(&other).unwrap();
         drop(again);
         assert_eq!(books(rig, &pool, 0).pending_free, 4 * G);
@@ -531,8 +530,7 @@ on_both! {
         let peer = Peer::new();
         let stream = Stream::new(&rig.device).unwrap();
         let region = Region::builder(&rig.device, 16 * G).shareable(FD).largest_extent(2 * G);
-        let mut region = region.reserve().unwrap();
-        region.commit(0..6 * G).unwrap();
+        let mut region = common::committed(region, 6 * G);
         let refused = region.export(G..4 * G, FD).unwrap_err();
         assert!(matches!(refused, MemoryError::CutsExtent(ref extent) if *extent == (0..2 * G)));
         assert!(matches!(
@@ -599,8 +597,7 @@ on_both! {
 
     fn what_a_region_in_a_tenant_exports_is_counted_until_the_pool_releases_it(rig) {
         let (pool, tenant) = common::with_tenant(shareable(rig, 8).build().unwrap());
-        let mut region = tenant.region(6 * G).largest_extent(2 * G).reserve().unwrap();
-        region.commit(0..6 * G).unwrap();
+        let mut region = common::committed(tenant.region(6 * G).largest_extent(2 * G), 6 * G);
         assert_eq!(tenant.stats().exported, 0);
         let handles = region.export(2 * G..6 * G, FD).unwrap();
         drop(region.export(4 * G..6 * G, FD).unwrap());
@@ -625,8 +622,7 @@ on_both! {
     fn what_a_fork_shows_is_not_exported(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let region = Region::builder(&rig.device, 4 * G).shareable(FD);
-        let mut region = region.reserve().unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::committed(region, 4 * G);
         let fork = region.fork(&[]).unwrap();
         for side in [&region, &fork] {
             assert!(matches!(
@@ -640,8 +636,7 @@ on_both! {
         drop(fork);
         // Memory that is mapped twice is exported once.
         let twice = Region::builder(&rig.device, 4 * G).shareable(FD);
-        let mut twice = twice.reserve().unwrap();
-        twice.commit(0..2 * G).unwrap();
+        let mut twice = common::committed(twice, 2 * G);
         twice.alias(0..2 * G, 2 * G).unwrap();
         drop(twice.export(2 * G..4 * G, FD).unwrap());
         assert_eq!(twice.exported(), 2 * G);
@@ -649,8 +644,7 @@ on_both! {
 
     fn a_refused_export_of_a_region_changes_nothing(rig) {
         let region = Region::builder(&rig.device, 4 * G).shareable(FD).largest_extent(G);
-        let mut region = region.reserve().unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::committed(region, 4 * G);
         for k in 1..=4 {
             let refused = CUresult::CUDA_ERROR_OPERATING_SYSTEM;
             rig.faults.arm(nth_of(k, refused, &[Call::MemExportToShareableHandle]));

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::common::{D0, G, Rig, cases, pool};
+use crate::common::{self, D0, G, Rig, cases, pool};
 use crate::on_both;
 use cuvmm::driver::HandleTypes;
 use cuvmm::driver::model::Backing;
@@ -162,8 +162,7 @@ on_both! {
     }
 
     fn memory_that_a_fork_or_an_alias_shows_too_goes_back_with_the_last(rig) {
-        let mut region = Region::builder(&rig.device, 16 * G).largest_extent(4 * G).reserve().unwrap();
-        region.commit(0..8 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 16 * G).largest_extent(4 * G), 8 * G);
         region.alias(0..4 * G, 8 * G).unwrap();
         region.decommit_after(0..4 * G, &[]).unwrap();
         assert_eq!(region.purge().unwrap().given_back, 0, "its alias stays");

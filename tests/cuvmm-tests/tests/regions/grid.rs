@@ -108,8 +108,7 @@ on_both! {
         grid.record_use(&user).unwrap();
         grid.commit_brick([0, 0]).unwrap();
         grid.commit_brick([0, 1]).unwrap();
-        rig.machine.hold(D0, user.as_raw());
-        rig.kernel(&user, &[], &[(grid.address(), G / 2, 0x55)]);
+        rig.held_kernel(&user, &[], &[(grid.address(), G / 2, 0x55)]);
         grid.decommit_brick([0, 0]).unwrap();
         grid.decommit_brick([0, 1]).unwrap();
         assert_eq!((grid.stats().pending_free, grid.committed_count()), (G, 0));

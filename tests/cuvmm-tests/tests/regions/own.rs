@@ -11,7 +11,7 @@ use cuvmm::driver::{CUresult, Call, HandleTypes, StreamHandle};
 use cuvmm::error::{ArgumentError, DeviceError, MemoryError};
 use cuvmm::own::CloseRefusal;
 use cuvmm::{
-    Access, AccessGrant, CallError, Device, Event, Managed, Physical, Region, Reservation, Stream,
+    Access, AccessGrant, CallError, Device, Event, Managed, Physical, Reservation, Stream,
 };
 
 fn open(rig_device: &Device, mapping: &cuvmm::Mapping) {
@@ -160,8 +160,7 @@ on_both! {
     }
 
     fn an_extent_has_its_handle_and_its_access(rig) {
-        let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::region(rig, 4 * G, 2 * G);
         let extent = region.extents()[0];
         assert_eq!(extent.access, Access::ReadWrite);
         assert!(extent.contains(region.address() + (2 * G - 1)));

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{D0, D1, G, Rig};
+use crate::common::{self, D0, D1, G, Rig};
 use crate::on_both;
 use cuvmm::dlpack::{Consumer, Tensor};
 use cuvmm::driver::fault::Fault;
@@ -15,9 +15,8 @@ use cuvmm::{Access, DeviceVec, Region, Stream};
 /// A region of committed granules, each with an extent of its own.
 fn region(rig: &Rig<impl Backing>, granules: u64) -> Region {
     let builder = Region::builder(&rig.device, granules * G).largest_extent(G);
-    let mut region = builder.reserve().unwrap();
-    region.commit(0..granules * G).unwrap();
-    region
+
+    common::committed(builder, granules * G)
 }
 
 /// A stream whose work is held back.
@@ -55,8 +54,7 @@ on_both! {
         release(rig, &stream);
         assert_eq!(region.purge().unwrap().given_back, G);
         // Later work of the stream uses other memory.
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[]);
+        rig.held_kernel(&stream, &[], &[]);
         region.decommit_after(G..2 * G, &[]).unwrap();
         assert_eq!(region.purge().unwrap().given_back, G);
         release(rig, &stream);

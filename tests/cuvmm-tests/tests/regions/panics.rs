@@ -173,8 +173,7 @@ fn a_tenant_is_charged_for_nothing_that_its_regions_lost() {
             let [a, b] = common::tenants(&pool);
             let stream = Stream::new(&rig.device).unwrap();
             let region = a.region(COUNT * G).largest_extent(COUNT / 2 * G);
-            let mut region = region.home_stream(&stream).reserve().unwrap();
-            region.commit(0..COUNT * G).unwrap();
+            let mut region = common::committed(region.home_stream(&stream), COUNT * G);
             stamp(&mut region, &stream);
             stream.synchronize().unwrap();
             if !forks {

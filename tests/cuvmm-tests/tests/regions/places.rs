@@ -65,11 +65,8 @@ on_both! {
     fn shares_lie_one_after_the_other(rig) {
         let second = rig.second();
         let shares = [(Place::from(&rig.device), 3 * G), (Place::from(&second), 2 * G), (Place::HostNuma(1), G)];
-        let mut region = Region::builder(&rig.device, 8 * G)
-            .layout(Layout::shares(shares))
-            .reserve()
-            .unwrap();
-        region.commit(0..8 * G).unwrap();
+        let region = common::committed(Region::builder(&rig.device, 8 * G)
+            .layout(Layout::shares(shares)), 8 * G);
         let node = Location::host_numa(1);
         assert_eq!(
             lie(&region),
@@ -121,8 +118,7 @@ on_both! {
     fn access_is_granted_when_asked_for_and_taken_when_idle(rig) {
         let second = rig.second();
         let stream = Stream::new(&second).unwrap();
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..3 * G).unwrap();
+        let mut region = common::region(rig, 8 * G, 3 * G);
         assert_eq!((region.access_of(&rig.device), region.access_of(&second)), (Access::ReadWrite, Access::None));
         rig.faults.forget();
         region.grant(&second, Access::ReadWrite).unwrap();
@@ -161,8 +157,7 @@ on_both! {
     fn a_grant_that_fails_grants_nothing(rig) {
         let second = rig.second();
         let stream = Stream::new(&second).unwrap();
-        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(G).reserve().unwrap();
-        region.commit(0..3 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 8 * G).largest_extent(G), 3 * G);
         region.back_with_zeros(3 * G..5 * G).unwrap();
         for k in 1..=4 {
             let fault = Fault::nth(k, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemSetAccess);
@@ -192,8 +187,7 @@ on_both! {
 
     fn host_memory_lies_in_the_same_range_and_the_host_reaches_it(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::region(rig, 8 * G, 2 * G);
         region.commit_at(2 * G..4 * G, &Place::HostNuma(0)).unwrap();
         assert_eq!(lie(&region), [(0, 2, ON_0), (2, 2, Location::host_numa(0))]);
         // No single copy or fill crosses the boundary, on which the real driver crashes.
@@ -218,8 +212,7 @@ on_both! {
 
     fn bytes_are_copied_within(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..4 * G).unwrap();
+        let region = common::region(rig, 8 * G, 4 * G);
         region.write(&stream, 10, b"abc").unwrap();
         region.copy_within(&stream, 10..13, 3 * G - 1).unwrap();
         let mut seen = [0; 3];
@@ -269,8 +262,7 @@ on_both! {
     fn memory_moves_under_its_addresses(rig) {
         let second = rig.second();
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(2 * G).reserve().unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 8 * G).largest_extent(2 * G), 4 * G);
         region.write(&stream, 2 * G - 3, b"abcdef").unwrap();
         let free = rig.device.memory_info().unwrap().free;
         let host = Place::HostNuma(0);
@@ -307,11 +299,8 @@ on_both! {
         let second = rig.second();
         let stream = Stream::new(&rig.device).unwrap();
         let user = Stream::new(&second).unwrap();
-        let mut region = Region::builder(&rig.device, 2 * G)
-            .open_to(&second, Access::ReadWrite)
-            .reserve()
-            .unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 2 * G)
+            .open_to(&second, Access::ReadWrite), 2 * G);
         rig.machine.queue_kernel(D1, user.as_raw(), vec![], vec![(region.address(), 2 * G, 9)]).unwrap();
         rig.faults.forget();
         region.relocate(0..2 * G, &Place::HostNuma(0), &stream).unwrap();
@@ -327,8 +316,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         for code in [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_UNKNOWN] {
             for k in 1.. {
-                let mut region = Region::builder(&rig.device, 4 * G).largest_extent(2 * G).reserve().unwrap();
-                region.commit(0..4 * G).unwrap();
+                let mut region = common::committed(Region::builder(&rig.device, 4 * G).largest_extent(2 * G), 4 * G);
                 region.write(&stream, 2 * G - 2, b"kept").unwrap();
                 let before = lie(&region);
                 rig.faults.forget();
@@ -406,8 +394,7 @@ on_both! {
 
     fn each_extent_is_prepared_while_the_copies_before_it_run(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::builder(&rig.device, 6 * G).largest_extent(2 * G).reserve().unwrap();
-        region.commit(0..6 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 6 * G).largest_extent(2 * G), 6 * G);
         let bytes: Vec<u8> = (0..6 * G).map(|byte| (byte / 1000) as u8).collect();
         region.write(&stream, 0, &bytes).unwrap();
         let order = [Call::MemCreate, Call::MemMap, Call::MemUnmap, Call::MemcpyDtoDAsync];
@@ -439,8 +426,7 @@ on_both! {
         ready.prepare(2 * G, 2).unwrap();
         assert_eq!(ready.ready(), 4 * G);
         let builder = || Region::builder(&rig.device, 8 * G).largest_extent(2 * G).host_extents(&ready);
-        let mut region = builder().reserve().unwrap();
-        region.commit(0..6 * G).unwrap();
+        let mut region = common::committed(builder(), 6 * G);
         region.write(&stream, 4 * G - 2, b"kept").unwrap();
         let (host, device) = (Place::HostNuma(0), Place::from(&rig.device));
         rig.faults.forget();
@@ -473,8 +459,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let ready = HostExtents::new(&rig.device, 0, 4 * G);
         ready.prepare(G, 3).unwrap();
-        let mut region = Region::builder(&rig.device, 4 * G).largest_extent(G).host_extents(&ready).reserve().unwrap();
-        region.commit(0..3 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 4 * G).largest_extent(G).host_extents(&ready), 3 * G);
         for call in [Call::CtxSynchronize, Call::MemMap, Call::MemcpyDtoDAsync] {
             for nth in 1..3 {
                 rig.faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN).of(call));
@@ -504,8 +489,7 @@ on_both! {
         assert_eq!(ready.ready(), 2 * G, "the last region was the only owner");
         // Memory made for handles may be shared with another process.
         let types = cuvmm::driver::HandleTypes::POSIX_FD;
-        let mut region = builder().shareable(types).reserve().unwrap();
-        region.commit(0..2 * G).unwrap();
+        let mut region = common::committed(builder().shareable(types), 2 * G);
         region.relocate(0..2 * G, &host, &stream).unwrap();
         assert_eq!(ready.ready(), 2 * G, "memory made for handles is not kept for reuse");
         drop(region);
@@ -576,8 +560,7 @@ on_both! {
 
     fn what_a_failed_move_loses_is_named(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::region(rig, 4 * G, 4 * G);
         // The copy is mapped, and from then on every mapping fails.
         rig.faults.arm(Fault::from(2, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemMap));
         let error = region.relocate(0..4 * G, &Place::HostNuma(0), &stream).unwrap_err();
@@ -607,8 +590,7 @@ on_both! {
         assert!(matches!(refused, Err(MemoryError::NotCommitted { .. })));
         let hole = region.address();
         rig.kernel(&stream, &[(hole, 20 * G)], &[]);
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[(hole, G)], &[]);
+        rig.held_kernel(&stream, &[(hole, G)], &[]);
         let error = region.commit(G..2 * G).unwrap_err();
         assert!(matches!(error, MemoryError::PendingFree { range, bytes: G } if range == (G..2 * G)));
         assert!(matches!(region.remove_zeros(0..G), Err(MemoryError::PendingFree { .. })));
@@ -628,12 +610,9 @@ on_both! {
     }
 
     fn zeros_that_do_not_fit_change_nothing(rig) {
-        let mut region = Region::builder(&rig.device, 64 * G)
+        let mut region = common::committed(Region::builder(&rig.device, 64 * G)
             .zero_extent(8 * G)
-            .mapping_limit(6)
-            .reserve()
-            .unwrap();
-        region.commit(0..G).unwrap();
+            .mapping_limit(6), G);
         let error = region.back_with_zeros(0..64 * G).unwrap_err();
         assert!(matches!(error, MemoryError::Mappings { needed: 10, held: 1, limit: 6 }), "{error}");
         region.back_with_zeros(8 * G..40 * G).unwrap();
@@ -655,10 +634,8 @@ on_both! {
 
     fn what_is_in_limbo_is_no_hole_yet(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..2 * G).unwrap();
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(region.address(), G, 1)]);
+        let mut region = common::region(rig, 8 * G, 2 * G);
+        rig.held_kernel(&stream, &[], &[(region.address(), G, 1)]);
         region.decommit_after(0..2 * G, std::slice::from_ref(&stream)).unwrap();
         let error = region.back_with_zeros(0..4 * G).unwrap_err();
         assert!(matches!(error, MemoryError::PendingFree { bytes, .. } if bytes == 2 * G));

@@ -13,7 +13,7 @@ use cuvmm::driver::{CUresult, Call, DeviceAttribute, Driver, HandleTypes, Locati
 use cuvmm::error::{ArgumentError, ContainerError, MemoryError, PoolError};
 use cuvmm::own::CloseRefusal;
 use cuvmm::{
-    Access, DeviceVec, Hardened, Layout, Limit, Physical, Place, Pool, Region, Registration, Stream,
+    Access, DeviceVec, Hardened, Layout, Physical, Place, Pool, Region, Registration, Stream,
 };
 
 /// Returns offsets and sizes of extents in granules.
@@ -82,8 +82,7 @@ on_both! {
     }
 
     fn only_committed_ranges_are_registered(rig) {
-        let mut region = Region::reserve(&rig.device, 16 * G).unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::region(rig, 16 * G, 4 * G);
         region.commit(5 * G..6 * G).unwrap();
         region.back_with_zeros(8 * G..10 * G).unwrap();
         region.commit(12 * G..13 * G).unwrap();
@@ -110,12 +109,9 @@ on_both! {
     // I-63
     fn nothing_that_is_registered_changes(rig) {
         let (second, stream) = (rig.second(), Stream::new(&rig.device).unwrap());
-        let mut region = Region::builder(&rig.device, 64 * G)
+        let mut region = common::committed(Region::builder(&rig.device, 64 * G)
             .largest_extent(4 * G)
-            .open_to(&second, Access::ReadWrite)
-            .reserve()
-            .unwrap();
-        region.commit(0..16 * G).unwrap();
+            .open_to(&second, Access::ReadWrite), 16 * G);
         let registration = region.register(6 * G..10 * G).unwrap();
         let another = region.register(9 * G..10 * G).unwrap();
         let before = rig.machine.snapshot();
@@ -159,8 +155,7 @@ on_both! {
 
     fn what_is_shared_is_not_copied_under_a_registration(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(2 * G).reserve().unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 8 * G).largest_extent(2 * G), 4 * G);
         let mut fork = region.fork(&[]).unwrap();
         let registration = region.register(0..2 * G).unwrap();
         rig.faults.forget();
@@ -182,8 +177,7 @@ on_both! {
 
     fn what_is_registered_outlives_the_region(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let mut region = Region::builder(&rig.device, 32 * G).largest_extent(2 * G).reserve().unwrap();
-        region.commit(0..16 * G).unwrap();
+        let mut region = common::committed(Region::builder(&rig.device, 32 * G).largest_extent(2 * G), 16 * G);
         region.back_with_zeros(20 * G..24 * G).unwrap();
         let one = region.register(2 * G..6 * G).unwrap();
         let two = region.register(4 * G..8 * G).unwrap();
@@ -214,8 +208,7 @@ on_both! {
 
     fn region_and_registrations_may_go_at_once(rig) {
         for _ in 0..50 {
-            let mut region = Region::builder(&rig.device, 8 * G).largest_extent(G).reserve().unwrap();
-            region.commit(0..8 * G).unwrap();
+            let region = common::committed(Region::builder(&rig.device, 8 * G).largest_extent(G), 8 * G);
             let (one, two) = (region.register(0..6 * G).unwrap(), region.register(2 * G..8 * G).unwrap());
             std::thread::scope(|scope| {
                 scope.spawn(|| drop(one));
@@ -227,8 +220,7 @@ on_both! {
     }
 
     fn a_registration_that_ends_first_leaves_all_to_the_region(rig) {
-        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-        region.commit(0..4 * G).unwrap();
+        let region = common::region(rig, 8 * G, 4 * G);
         let registration = region.register(0..4 * G).unwrap();
         rig.faults.forget();
         drop(registration);
@@ -239,8 +231,7 @@ on_both! {
     fn closing_one_says_what_could_not_be_given_back(rig) {
         let refused = CUresult::CUDA_ERROR_OPERATING_SYSTEM;
         for call in [Call::CtxSynchronize, Call::MemUnmap] {
-            let mut region = Region::builder(&rig.device, 8 * G).largest_extent(2 * G).reserve().unwrap();
-            region.commit(0..4 * G).unwrap();
+            let region = common::committed(Region::builder(&rig.device, 8 * G).largest_extent(2 * G), 4 * G);
             let registration = region.register(0..4 * G).unwrap();
             let clone = registration.clone();
             drop(region);
@@ -261,8 +252,7 @@ on_both! {
     }
 
     fn a_blocks_registration_keeps_what_lies_behind_its_end(rig) {
-        let pool = Pool::builder(&rig.device)
-            .limit(Limit::Bytes(16 * G))
+        let pool = common::limited(rig, 16)
             .largest_extent(G)
             .build()
             .unwrap();
@@ -315,8 +305,7 @@ on_both! {
         rig.machine.release_stream(D0, other.as_raw());
         assert_eq!(pool.trim(0).unwrap(), 8 * G);
         // A region records no streams: its owner names them. A stream of another driver is refused.
-        let mut region = Region::reserve(&rig.device, G).unwrap();
-        region.commit(0..G).unwrap();
+        let region = common::region(rig, G, G);
         let registration = region.register(0..G).unwrap();
         registration.record_use(&other).unwrap();
         let strangers = common::model();
@@ -325,13 +314,11 @@ on_both! {
     }
 
     fn a_hardened_pool_respects_it_too(rig) {
-        let pool = Pool::builder(&rig.device)
-            .limit(Limit::Bytes(16 * G))
+        let pool = common::limited(rig, 16)
             .hardened(Hardened::default())
             .build()
             .unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (tenant, stream) = common::joined(rig, &pool);
         let mut block = tenant.block(8 * G).home_stream(&stream).try_allocate().unwrap();
         let registration = block.register().unwrap();
         block.shrink_to(G).unwrap();
@@ -412,8 +399,7 @@ on_both! {
         let second = rig.second();
         let places = [Place::from(&rig.device), Place::from(&second)];
         let layout = Layout::round_robin(places, 2 * G);
-        let mut region = Region::builder(&rig.device, 8 * G).layout(layout).reserve().unwrap();
-        region.commit(0..4 * G).unwrap();
+        let region = common::committed(Region::builder(&rig.device, 8 * G).layout(layout), 4 * G);
         let registration = region.register(0..4 * G).unwrap();
         assert!(matches!(
             registration.dma_buf(G..3 * G),
@@ -439,9 +425,8 @@ on_both! {
         assert!(props.rdma_capable);
         physical.export(HandleTypes::POSIX_FD).unwrap();
 
-        let mut region = Region::builder(&rig.device, 4 * G).for_nccl().unwrap().reserve().unwrap();
-        region.commit(0..G).unwrap();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(4 * G));
+        let region = common::committed(Region::builder(&rig.device, 4 * G).for_nccl().unwrap(), G);
+        let pool = common::limited(rig, 4);
         let (_pool, tenant) = common::with_tenant(pool.for_nccl().unwrap().build().unwrap());
         let block = tenant.try_allocate(G).unwrap();
         let asked = cuvmm::driver::PointerAttribute::ALLOWED_HANDLE_TYPES;
@@ -501,8 +486,7 @@ fn memory_for_rdma_is_refused_where_the_device_has_none() {
 #[test]
 fn a_drop_that_fails_is_told_of() {
     let rig = common::model();
-    let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
-    region.commit(0..4 * G).unwrap();
+    let region = common::region(&rig, 8 * G, 4 * G);
     let registration = region.register(0..4 * G).unwrap();
     drop(region);
     let told = Arc::new(Mutex::new(vec![]));

@@ -30,8 +30,7 @@ on_both! {
     fn after_a_decommit_of_its_end_it_holds_its_bytes_and_a_quarter_or_16_mib(rig) {
         let pool = common::pool(rig, 256);
         builders(rig, &pool, 200, |builder| {
-            let mut region = builder.reserve().unwrap();
-            region.commit(0..200 * G).unwrap();
+            let mut region = common::committed(builder, 200 * G);
             for kept in (1..200).rev() {
                 region.decommit_after(kept * G..(kept + 1) * G, &[]).unwrap();
                 region.purge().unwrap();
@@ -97,12 +96,10 @@ on_both! {
     }
 
     fn other_regions_have_the_fewest_extents(rig) {
-        let mut region = Region::reserve(&rig.device, 128 * G).unwrap();
-        region.commit(0..128 * G).unwrap();
+        let region = common::region(rig, 128 * G, 128 * G);
         assert_eq!(sizes(&region), [128]);
         let builder = Region::builder(&rig.device, 32 * G).expect_shrink(true);
-        let mut region = builder.largest_extent(4 * G).reserve().unwrap();
-        region.commit(0..32 * G).unwrap();
+        let region = common::committed(builder.largest_extent(4 * G), 32 * G);
         assert_eq!(sizes(&region), [4; 8]);
         let refused = Region::builder(&rig.device, G).expect_shrink(true).largest_extent(3 * G);
         let expected = ArgumentError::NotPowerOfTwo { what: "bytes of an extent", value: 3 * G };
@@ -134,8 +131,7 @@ on_both! {
         let pool = common::pool(rig, 256);
         let stream = Stream::new(&rig.device).unwrap();
         builders(rig, &pool, 128, |builder| {
-            let mut region = builder.reserve().unwrap();
-            region.commit(0..128 * G).unwrap();
+            let mut region = common::committed(builder, 128 * G);
             region.decommit_after(78 * G..128 * G, &[]).unwrap();
             assert_eq!(region.compact(&stream).unwrap().given_back, 50 * G);
             assert_eq!(sizes(&region)[8..], [8, 4, 2]);

@@ -159,8 +159,7 @@ on_both! {
         array.record_use(&user).unwrap();
         array.commit(0..2 * PER_TILE).unwrap();
         array.write(0, &[5; 8], Holes::Refuse).unwrap();
-        rig.machine.hold(D0, user.as_raw());
-        rig.kernel(&user, &[], &[(array.address(), 2 * G, 1)]);
+        rig.held_kernel(&user, &[], &[(array.address(), 2 * G, 1)]);
         assert_eq!(array.decommit(0..2 * PER_TILE).unwrap(), 2);
         assert_eq!((array.stats().pending_free, array.stats().committed), (2 * G, 0));
         assert_eq!(array.purge().unwrap(), 0);
@@ -210,8 +209,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let mut region = Region::builder(&rig.device, 16 * G).reserve().unwrap();
         region.back_with_zeros(0..16 * G).unwrap();
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[(region.address(), 16 * G)], &[]);
+        rig.held_kernel(&stream, &[(region.address(), 16 * G)], &[]);
         let before = (rig.machine.live(), region.held(), region.mappings());
         rig.faults.forget();
         let refused = region.commit_after(0..7 * G, std::slice::from_ref(&stream));
@@ -236,8 +234,7 @@ on_both! {
         array.commit(0..8 * PER_TILE).unwrap();
         array.record_use(&kept).unwrap();
         array.record_use(&busy).unwrap();
-        rig.machine.hold(D0, busy.as_raw());
-        rig.kernel(&busy, &[], &[(array.address(), 8 * G, 1)]);
+        rig.held_kernel(&busy, &[], &[(array.address(), 8 * G, 1)]);
         drop(busy);
         for _ in 0..1000 {
             array.record_use(&Stream::new(&rig.device).unwrap()).unwrap();

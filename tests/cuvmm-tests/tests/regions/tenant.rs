@@ -31,8 +31,7 @@ fn stream(rig: &Rig<impl Backing>) -> Stream {
 
 /// Queues a kernel that writes to bytes of a region, and holds it back.
 fn busy(rig: &Rig<impl Backing>, stream: &Stream, region: &Region, bytes: u64) {
-    rig.machine.hold(D0, stream.as_raw());
-    rig.kernel(stream, &[], &[(region.address(), bytes, 7)]);
+    rig.held_kernel(stream, &[], &[(region.address(), bytes, 7)]);
 }
 
 fn is_short(error: &MemoryError) -> bool {
@@ -170,11 +169,7 @@ fn memory_under_queued_work_is_pending_and_a_drop_does_not_wait() {
     let pool = pool(&rig, 8);
     let (a, b) = (tenant(&pool, "a"), tenant(&pool, "b"));
     let (home, work) = (stream(&rig), stream(&rig));
-    let region = || {
-        let mut region = a.region(8 * G).home_stream(&home).reserve().unwrap();
-        region.commit(0..6 * G).unwrap();
-        region
-    };
+    let region = || common::committed(a.region(8 * G).home_stream(&home), 6 * G);
     let withdrawn = |mut region: Region| {
         region.decommit_after(0..6 * G, from_ref(&work)).unwrap();
         assert_eq!(region.pending_free(), 6 * G);
@@ -235,8 +230,7 @@ fn revived_memory_is_taken_back_and_need_not_be_complete() {
     let pool = pool(&rig, 8);
     let a = tenant(&pool, "a");
     let work = stream(&rig);
-    let mut region = a.region(8 * G).largest_extent(2 * G).reserve().unwrap();
-    region.commit(0..8 * G).unwrap();
+    let mut region = common::committed(a.region(8 * G).largest_extent(2 * G), 8 * G);
     busy(&rig, &work, &region, 8 * G);
     region.decommit_after(0..8 * G, from_ref(&work)).unwrap();
     let before = rig.faults.total();
@@ -289,8 +283,7 @@ fn what_the_pool_cannot_give_is_refused_by_the_builder() {
         ));
     }
     let stream = stream(&rig);
-    let mut region = a.region(4 * G).reserve().unwrap();
-    region.commit(0..G).unwrap();
+    let mut region = common::committed(a.region(4 * G), G);
     let here = Place::from(&rig.device);
     for refused in [
         region.commit_at(G..2 * G, &here).unwrap_err(),
@@ -303,8 +296,7 @@ fn what_the_pool_cannot_give_is_refused_by_the_builder() {
     assert_eq!(books(&rig, &pool).addresses, 0);
     // A pool of exportable memory lends exportable memory.
     let exports = limited(&rig, 8).shareable(shareable).build().unwrap();
-    let mut region = tenant(&exports, "a").region(G).reserve().unwrap();
-    region.commit(0..G).unwrap();
+    let region = common::committed(tenant(&exports, "a").region(G), G);
     assert_eq!(region.export(0..G, shareable).unwrap().len(), 1);
 }
 
@@ -313,8 +305,7 @@ fn after_its_tenant_is_unregistered_a_container_does_not_grow() {
     let rig = common::clean(model());
     let pool = pool(&rig, 8);
     let a = tenant(&pool, "a");
-    let mut region = a.region(8 * G).largest_extent(G).reserve().unwrap();
-    region.commit(0..4 * G).unwrap();
+    let mut region = common::committed(a.region(8 * G).largest_extent(G), 4 * G);
     a.clone().unregister();
     let refused = region.commit(0..5 * G).unwrap_err();
     assert!(
@@ -335,8 +326,7 @@ fn memory_that_forks_and_aliases_show_is_charged_once() {
     let (a, b) = (tenant(&pool, "a"), tenant(&pool, "b"));
     let home = stream(&rig);
     let region = a.region(8 * G).largest_extent(G).home_stream(&home);
-    let mut region = region.reserve().unwrap();
-    region.commit(0..4 * G).unwrap();
+    let mut region = common::committed(region, 4 * G);
     region.write(&home, 0, b"one").unwrap();
     let mut fork = region.fork(from_ref(&home)).unwrap();
     assert_eq!((a.stats().committed, a.stats().mappings), (4 * G, 8));
@@ -384,8 +374,7 @@ fn what_a_fork_shows_is_not_revived_but_given_up_first() {
     let pool = pool(&rig, 16);
     let a = tenant(&pool, "a");
     let home = stream(&rig);
-    let mut region = a.region(4 * G).home_stream(&home).reserve().unwrap();
-    region.commit(0..4 * G).unwrap();
+    let mut region = common::committed(a.region(4 * G).home_stream(&home), 4 * G);
     region.write(&home, 0, b"shown").unwrap();
     let fork = region.fork(from_ref(&home)).unwrap();
     region.decommit_after(0..4 * G, from_ref(&home)).unwrap();
@@ -403,8 +392,7 @@ fn registered_memory_stays_charged_until_the_registration_ends() {
     let pool = pool(&rig, 8);
     let (a, b) = (tenant(&pool, "a"), tenant(&pool, "b"));
     let work = stream(&rig);
-    let mut region = a.region(8 * G).largest_extent(G).reserve().unwrap();
-    region.commit(0..4 * G).unwrap();
+    let mut region = common::committed(a.region(8 * G).largest_extent(G), 4 * G);
     let registration = region.register(0..2 * G).unwrap();
     assert!(region.decommit(0..2 * G).is_err());
     busy(&rig, &work, &region, G);
@@ -426,8 +414,7 @@ fn a_guest_has_access_to_memory_that_was_withdrawn_too() {
     let pool = pool(&rig, 8);
     let a = tenant(&pool, "a");
     let second = rig.second();
-    let mut region = a.region(4 * G).largest_extent(G).reserve().unwrap();
-    region.commit(0..4 * G).unwrap();
+    let mut region = common::committed(a.region(4 * G).largest_extent(G), 4 * G);
     region.decommit(0..2 * G).unwrap();
     region.grant(&second, Access::Read).unwrap();
     region.commit(0..2 * G).unwrap();
@@ -469,8 +456,7 @@ fn containers_stay_awake_and_the_result_names_their_bytes() {
     let pool = pool(&rig, 8);
     let a = tenant(&pool, "a");
     let block = a.allocate(2 * G).unwrap();
-    let mut region = a.region(4 * G).reserve().unwrap();
-    region.commit(0..3 * G).unwrap();
+    let _region = common::committed(a.region(4 * G), 3 * G);
     let slept = a.blocks().sleep(Contents::Discard).unwrap();
     assert_eq!((slept.given, slept.awake), (2 * G, 3 * G));
     assert_eq!(a.stats().committed, 3 * G);
@@ -542,8 +528,7 @@ fn a_commit_that_waits_has_nothing_out_that_another_waits_for() {
     let tenants = ["a", "b"].map(|name| tenant(&pool, name));
     let regions = tenants.each_ref().map(|tenant| {
         let region = tenant.region(8 * G).largest_extent(G);
-        let mut region = region.timeout(Duration::from_secs(60)).reserve().unwrap();
-        region.commit(0..4 * G).unwrap();
+        let mut region = common::committed(region.timeout(Duration::from_secs(60)), 4 * G);
         region.decommit_after(0..4 * G, &[]).unwrap();
         region
     });
@@ -565,8 +550,7 @@ fn a_commit_waits_for_the_end_of_a_removal() {
     let rig = model();
     let pool = pool(&rig, 8);
     let (a, b) = (tenant(&pool, "a"), tenant(&pool, "b"));
-    let mut region = a.region(8 * G).reserve().unwrap();
-    region.commit(0..4 * G).unwrap();
+    let mut region = common::committed(a.region(8 * G), 4 * G);
     region.decommit_after(0..4 * G, &[]).unwrap();
     let slow = Fault::delay_nth(1, Duration::from_millis(200));
     rig.faults.arm(slow.of(Call::MemUnmap));
@@ -631,8 +615,7 @@ fn forks_made_and_dropped_in_turn_hold_no_mappings() {
     let rig = model();
     let pool = limited(&rig, 16).mapping_limit(24).build().unwrap();
     let a = tenant(&pool, "a");
-    let mut region = a.region(8 * G).largest_extent(G).reserve().unwrap();
-    region.commit(0..6 * G).unwrap();
+    let mut region = common::committed(a.region(8 * G).largest_extent(G), 6 * G);
     // Withdrawn memory of a region that lives stays for it.
     region.decommit_after(4 * G..6 * G, &[]).unwrap();
     for _ in 0..9 {

@@ -35,8 +35,7 @@ fn world(rig: &Rig<Nothing>) -> World {
     let [a, b] = common::tenants(&pool);
     let home = Stream::new(&rig.device).unwrap();
     let region = a.region(16 * G).largest_extent(G).home_stream(&home);
-    let mut region = region.reserve().unwrap();
-    region.commit(0..2 * G).unwrap();
+    let region = common::committed(region, 2 * G);
     drop(b.allocate(3 * G).unwrap());
     World {
         forks: vec![],
@@ -227,8 +226,7 @@ fn what_unsharing_left_stuck_is_charged_until_it_is_unmapped() {
         pool.tenant("b").register().unwrap(),
     );
     let home = Stream::new(&rig.device).unwrap();
-    let mut region = a.region(4 * G).largest_extent(G).reserve().unwrap();
-    region.commit(0..2 * G).unwrap();
+    let mut region = common::committed(a.region(4 * G).largest_extent(G), 2 * G);
     let fork = region.fork(&[]).unwrap();
     rig.faults
         .arm(Fault::from(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));

@@ -16,8 +16,7 @@ use cuvmm::{Pool, Region, Stream, Tenant};
 const BAD: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
 fn hold(rig: &Rig<impl Backing>, stream: &Stream) {
-    rig.machine.hold(D0, stream.as_raw());
-    rig.kernel(stream, &[], &[]);
+    rig.held_kernel(stream, &[], &[]);
 }
 
 struct World {
@@ -170,8 +169,7 @@ fn a_request_that_waits_does_not_wake_itself() {
     let [home, work] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
     let short = Duration::from_millis(100);
     let region = a.region(8 * G).home_stream(&home).timeout(short);
-    let mut region = region.reserve().unwrap();
-    region.commit(0..2 * G).unwrap();
+    let mut region = common::committed(region, 2 * G);
     let block = b.allocate(6 * G).unwrap();
     // Each attempt takes two extents back, and withdraws them again.
     hold(&rig, &work);
@@ -188,8 +186,7 @@ fn a_request_with_a_guard_takes_memory_that_was_never_used() {
     let rig = model();
     let (pool, a, home) = common::with_stream(&rig, limited(&rig, 8).build().unwrap());
     let region = a.region(16 * G).largest_extent(G).home_stream(&home);
-    let mut region = region.timeout(Duration::from_millis(20)).reserve().unwrap();
-    region.commit(0..4 * G).unwrap();
+    let mut region = common::committed(region.timeout(Duration::from_millis(20)), 4 * G);
     region.decommit_after(0..4 * G, &[]).unwrap();
     region.purge().unwrap();
     let guard = pool.capture_guard();

@@ -3,7 +3,7 @@
 use crate::common::books::{balanced, books};
 use crate::common::sweep::{sweep_partly, text};
 use crate::common::world;
-use crate::common::{D0, G, Rig, host, limited};
+use crate::common::{self, D0, G, Rig, host, limited};
 use cuvmm::driver::model::{Backing, Nothing};
 use cuvmm::error::{BlockError, MemoryError, Shortage};
 use cuvmm::{Pool, Region, Stream, Tenant};
@@ -40,14 +40,9 @@ fn world_of(rig: &Rig<impl Backing>, (limit, largest): (u64, u64), pieces: &[u64
     );
     let home = Stream::new(&rig.device).unwrap();
     let region = a.region(4 * G).largest_extent(largest * G);
-    let mut region = region.home_stream(&home).reserve().unwrap();
-    region.commit(0..4 * G).unwrap();
+    let mut region = common::committed(region.home_stream(&home), 4 * G);
     let fork = region.fork(&[]).unwrap();
-    let part = |granules: &u64| {
-        let mut part = b.region(granules * G).reserve().unwrap();
-        part.commit(0..granules * G).unwrap();
-        part
-    };
+    let part = |granules: &u64| common::committed(b.region(granules * G), granules * G);
     let parts: Vec<Region> = pieces.iter().map(part).collect();
     drop(parts);
     World {

@@ -6,7 +6,7 @@ use crate::on_both;
 use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, ContainerError};
-use cuvmm::{DeviceVec, Limit, Pool, Stream};
+use cuvmm::{DeviceVec, Stream};
 use proptest::prelude::*;
 
 /// Elements per granule.
@@ -55,7 +55,7 @@ on_both! {
     }
 
     fn in_a_tenant_it_has_16_mib_or_an_eighth_ahead(rig) {
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(256 * G)).build().unwrap();
+        let pool = common::pool(rig, 256);
         let tenant = pool.tenant("vector").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let region = tenant.region(256 * G).reserve().unwrap();
@@ -162,8 +162,7 @@ on_both! {
         let user = Stream::new(&rig.device).unwrap();
         vec.resize(16 * PER_GRANULE, 5).unwrap();
         vec.record_use(&user).unwrap();
-        rig.machine.hold(D0, user.as_raw());
-        rig.kernel(&user, &[], &[(vec.address(), 16 * G, 1)]);
+        rig.held_kernel(&user, &[], &[(vec.address(), 16 * G, 1)]);
         vec.truncate(1);
         assert_eq!(vec.capacity(), 16 * PER_GRANULE, "truncating keeps the memory");
         assert_eq!(vec.shrink_to_fit().unwrap(), 0, "a kernel may still write there");
@@ -183,8 +182,7 @@ on_both! {
         assert_eq!(vec.streams(), Some(vec![vec.home_stream().clone()]));
         vec.record_use_anywhere();
         assert_eq!(vec.streams(), None);
-        rig.machine.hold(D0, theirs.as_raw());
-        rig.kernel(&theirs, &[], &[(vec.address(), 16 * G, 1)]);
+        rig.held_kernel(&theirs, &[], &[(vec.address(), 16 * G, 1)]);
         vec.clear();
         let early = vec.shrink_to_fit();
         rig.machine.release_stream(D0, theirs.as_raw());

@@ -34,7 +34,10 @@ fn handle(device: &Device, size: u64) -> OwnedFd {
 /// Returns the taker's error for what a peer sends. The taker holds nothing afterwards, and a peer
 /// whose memory is refused has been notified.
 fn take_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
-    let (giver, taker) = (common::model(), common::model());
+    let (giver, taker) = (
+        common::clean(common::model()),
+        common::clean(common::model()),
+    );
     let (mut channel, mut peer) = Raw::pair();
     said(&mut peer, &giver.device);
     let begun = Instant::now();
@@ -58,9 +61,6 @@ fn take_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
         assert_eq!((kind, reason[0]), (VERDICT, 1));
         assert_eq!(String::from_utf8_lossy(&reason[1..]), error.to_string());
     }
-    drop(peer);
-    common::nothing_left(giver);
-    common::nothing_left(taker);
     error
 }
 
@@ -598,7 +598,7 @@ fn a_peer_that_does_not_hear_that_all_was_mapped() {
 /// Returns the error of a giver of forty granules for what a peer sends, and what that peer
 /// received by then.
 fn give_to(said: impl FnOnce(&mut Raw)) -> ShareError {
-    let giver = common::model();
+    let giver = common::clean(common::model());
     let region = shareable_region(&giver, 40);
     let before = giver.machine.snapshot();
     let offer = Offer::region(&region, 0..40 * G).unwrap();
@@ -615,8 +615,6 @@ fn give_to(said: impl FnOnce(&mut Raw)) -> ShareError {
     }
     drop((channel, peer, offer));
     assert_eq!(giver.machine.snapshot(), before, "{error}");
-    drop(region);
-    common::nothing_left(giver);
     error
 }
 
@@ -685,7 +683,10 @@ fn a_description_that_nobody_reads() {
 
 /// Returns a reader's error for what a publisher answers.
 fn attach_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
-    let (writer, reader) = (common::model(), common::model());
+    let (writer, reader) = (
+        common::clean(common::model()),
+        common::clean(common::model()),
+    );
     let (channel, mut peer) = Raw::pair();
     let mut subscriber = Subscriber::from_channel(channel);
     said(&mut peer, &writer.device);
@@ -696,9 +697,6 @@ fn attach_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
     assert!(begun.elapsed() < PROMPT, "{error}");
     // No work can use what was not attached, and waiting would break a capture.
     assert_eq!(reader.device.calls().count(Call::CtxSynchronize), 0);
-    drop((subscriber, peer));
-    common::nothing_left(writer);
-    common::nothing_left(reader);
     error
 }
 
@@ -841,7 +839,7 @@ proptest! {
     #[test]
     fn a_peer_that_says_anything(script in proptest::collection::vec(0u8..24, 0..40)) {
         leaves_nothing_open(|| {
-            let (giver, taker) = (common::model(), common::model());
+            let (giver, taker) = (common::clean(common::model()), common::clean(common::model()));
             let mine = shareable_region(&giver, 3);
             let offer = Offer::region(&mine, 0..3 * G).unwrap();
             let (told, handles) = offer.parcel().unwrap().into_parts();
@@ -862,9 +860,6 @@ proptest! {
             hears(&|mut channel| drop(channel.send(&offer)));
             hears(&|channel| drop(Subscriber::from_channel(channel).attach("llama", &how)));
             prop_assert!(begun.elapsed() < PROMPT);
-            drop((words, offer, mine));
-            common::nothing_left(giver);
-            common::nothing_left(taker);
             Ok(())
         })?;
     }

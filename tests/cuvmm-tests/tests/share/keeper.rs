@@ -204,11 +204,10 @@ fn what_cannot_be_kept_changes_nothing() {
         // The driver makes no handle of the next version.
         publish(&rig, &publisher, b"second");
         let many = Region::builder(&rig.device, 100 * G).largest_extent(G);
-        let mut many = many
-            .shareable(cuvmm::driver::HandleTypes::POSIX_FD)
-            .reserve()
-            .unwrap();
-        many.commit(0..100 * G).unwrap();
+        let many = common::committed(
+            many.shareable(cuvmm::driver::HandleTypes::POSIX_FD),
+            100 * G,
+        );
         assert_eq!(many.extents().len(), 100);
         publisher
             .publish("llama", Manifest::default(), many)
@@ -238,11 +237,10 @@ fn descriptors_are_bounded() {
         };
         setrlimit(Resource::Nofile, limits(most)).unwrap();
         let wide = Region::builder(&rig.device, 64 * G).largest_extent(G);
-        let mut wide = wide
-            .shareable(cuvmm::driver::HandleTypes::POSIX_FD)
-            .reserve()
-            .unwrap();
-        wide.commit(0..(most / 4 - 1) * G).unwrap();
+        let wide = common::committed(
+            wide.shareable(cuvmm::driver::HandleTypes::POSIX_FD),
+            (most / 4 - 1) * G,
+        );
         let offered = publisher.publish("wide", Manifest::default(), wide);
         setrlimit(Resource::Nofile, limits(1024)).unwrap();
         offered.map_err(|refused| refused.reason).unwrap();

@@ -16,7 +16,7 @@ use cuvmm::driver::host::HostMemory;
 use cuvmm::error::{ChannelError, ShareError};
 use cuvmm::ledger::ProcessState;
 use cuvmm::share::{Keeper, Manifest, Publication, Publisher, Subscriber, sweep};
-use cuvmm::{Attachment, Block, Ledger, LedgerView, Limit, Pool, Stream};
+use cuvmm::{Attachment, Block, Ledger, LedgerView, Pool, Stream};
 
 /// Granules of the ledger, of which leaks of a few lives would leave too little.
 const LIMIT: u64 = 64;
@@ -38,7 +38,7 @@ impl Member {
         let rig = common::host();
         let ledger = Ledger::builder(&rig.device, folder.join("ledger"));
         let ledger = ledger.limit(LIMIT * G).name(name).open().unwrap();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(LIMIT * G));
+        let pool = common::limited(&rig, LIMIT);
         let pool = pool.shareable(HandleTypes::POSIX_FD).ledger(&ledger);
         let pool = pool.build().unwrap();
         Self { rig, ledger, pool }

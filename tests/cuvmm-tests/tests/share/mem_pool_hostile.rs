@@ -74,7 +74,7 @@ fn put(bytes: &mut [u8], at: usize, value: u64) {
 
 /// Opens a parcel in another process. Returns the error, after which nothing is left.
 fn open(change: impl FnOnce(&Giver, &mut Vec<u8>, &mut [OwnedFd; 2])) -> ShareError {
-    let (rig, other) = (common::host(), common::host());
+    let (rig, other) = (common::host(), common::clean(common::host()));
     let giver = Giver::new(&other.device);
     let (mut bytes, mut handles) = giver.parts();
     change(&giver, &mut bytes, &mut handles);
@@ -84,8 +84,6 @@ fn open(change: impl FnOnce(&Giver, &mut Vec<u8>, &mut [OwnedFd; 2])) -> ShareEr
     let error = opened.unwrap_err();
     common::nothing_left(rig);
     assert!(!giver.memory.is_held());
-    drop(giver);
-    common::nothing_left(other);
     error
 }
 
@@ -248,7 +246,7 @@ fn an_identity_that_is_anothers() {
 
 /// Returns the taker's error for what a peer sends.
 fn take_from(said: impl FnOnce(&mut Raw, &Giver)) -> ShareError {
-    let (rig, other) = (common::model(), common::model());
+    let (rig, other) = (common::model(), common::clean(common::model()));
     let giver = Giver::new(&other.device);
     let (mut channel, mut peer) = Raw::pair();
     said(&mut peer, &giver);
@@ -259,8 +257,6 @@ fn take_from(said: impl FnOnce(&mut Raw, &Giver)) -> ShareError {
     drop((channel, peer));
     common::nothing_left(rig);
     assert!(!giver.memory.is_held());
-    drop(giver);
-    common::nothing_left(other);
     error
 }
 
@@ -717,7 +713,7 @@ proptest! {
     #[test]
     fn a_peer_that_says_anything(script in proptest::collection::vec(0u8..24, 0..40)) {
         leaves_nothing_open(|| {
-            let (rig, other) = (common::model(), common::model());
+            let (rig, other) = (common::clean(common::model()), common::clean(common::model()));
             let giver = Giver::new(&other.device);
             let (bytes, handles) = giver.parts();
             let words = Words::new(bytes, handles.into());
@@ -733,9 +729,6 @@ proptest! {
             prop_assert!(begun.elapsed() < PROMPT);
             drop((words, importer));
             prop_assert!(!giver.memory.is_held());
-            drop(giver);
-            common::nothing_left(rig);
-            common::nothing_left(other);
             Ok(())
         })?;
     }
@@ -745,7 +738,7 @@ proptest! {
     #[ignore = "slow: `.ci/run` runs it"]
     fn a_description_that_was_changed(changes in proptest::collection::vec((0usize..200, any::<u8>()), 1..4)) {
         leaves_nothing_open(|| {
-            let (rig, other) = (common::model(), common::model());
+            let (rig, other) = (common::clean(common::model()), common::clean(common::model()));
             let giver = Giver::new(&other.device);
             let (mut bytes, handles) = giver.parts();
             for (at, change) in changes {
@@ -761,9 +754,6 @@ proptest! {
                 drop(handles);
             }
             prop_assert!(!giver.memory.is_held());
-            drop(giver);
-            common::nothing_left(rig);
-            common::nothing_left(other);
             Ok(())
         })?;
     }

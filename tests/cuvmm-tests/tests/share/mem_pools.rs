@@ -654,7 +654,7 @@ fn a_taker_that_ends_returns_the_memory() {
             }
         });
         drop(taker);
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let pool = MemPool::builder(&rig.device)
             .shareable(FD)
             .create()
@@ -676,8 +676,6 @@ fn a_taker_that_ends_returns_the_memory() {
         offer.wait_until_returned(Duration::from_secs(60)).unwrap();
         drop(offer);
         memory.close().unwrap();
-        drop((pool, stream));
-        common::nothing_left(rig);
     }
 }
 
@@ -699,7 +697,7 @@ fn a_giver_that_ends_is_noticed() {
         }
     });
     drop(giver);
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let importer = importer(&rig.device);
     let taken = taker.recv_allocations(&importer).unwrap().remove(0);
     assert_eq!(read(&taken, 0), 6);
@@ -711,8 +709,6 @@ fn a_giver_that_ends_is_noticed() {
     let error = taken.read(taken.stream(), 0, &mut [0]).unwrap_err();
     assert_eq!(error, MemoryError::GiverGone);
     taken.close().unwrap();
-    drop(importer);
-    common::nothing_left(rig);
 }
 
 /// A parcel whose giver has gone is refused before its handle is used.
@@ -894,6 +890,7 @@ fn a_pool_with_several_owners_is_imported_once() {
 fn a_drop_during_a_capture() {
     use cuvmm::driver::CaptureMode;
     let two = Two::alone();
+    two.giver.leaves();
     two.taker.leaves();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();

@@ -209,8 +209,7 @@ on_both! {
             assert!(matches!(refused, Err(SleepError::Leased { blocks: 1, bytes }) if bytes == 4 * G - 1));
         }
         drop(lease);
-        rig.machine.hold(D0, stream.as_raw());
-        rig.kernel(&stream, &[], &[(block.address(), block.size(), 9)]);
+        rig.held_kernel(&stream, &[], &[(block.address(), block.size(), 9)]);
         for contents in [Contents::Discard, Contents::Keep(&store)] {
             let refused = tenant.blocks().sleep(contents);
             assert!(matches!(refused, Err(SleepError::Busy { blocks: 1, bytes }) if bytes == 4 * G - 1));

@@ -35,18 +35,20 @@ needs_stand_in = unittest.skipUnless(
 def run(code: str, *, fakes: bool = False, status: int = 0, **variables: str) -> str:
     """Runs code in a process of its own, which ends with a status, and returns what it printed.
 
-    The stand-in has two devices of 256 MiB.
+    The code has the names of `inside/frame.py`. The stand-in has two devices of 256 MiB.
     """
     environment = {**os.environ, "FAKECUDA_DEVICES": "2", "FAKECUDA_CAPACITY": str(256 * MIB)}
     for name in [name for name in environment if name.startswith("CUVMM_TORCH_")]:
         del environment[name]
     folders = [folder for folder in sys.path if folder and folder != HERE]
-    if fakes:
-        folders.insert(0, os.path.join(HERE, "fake"))
+    names = ["fake", "inside"] if fakes else ["inside"]
+    folders = [os.path.join(HERE, name) for name in names] + folders
     environment["PYTHONPATH"] = os.pathsep.join(folders)
     environment.update(variables)
+    # In the place of the empty line with which code begins.
+    code = "from frame import MIB, dedent, refused\n" + textwrap.dedent(code).removeprefix("\n")
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        [sys.executable, "-W", "error", "-c", code],
         env=environment,
         capture_output=True,
         text=True,
@@ -55,3 +57,13 @@ def run(code: str, *, fakes: bool = False, status: int = 0, **variables: str) ->
     if ended.returncode != status:
         raise AssertionError(f"exit {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
     return ended.stdout
+
+
+def frame(begin: str, **usual: object):
+    """Returns `run` for code that follows `begin` and a call's `first`, with options that the call may change."""
+
+    def case(code: str, *, first: str = "", **options) -> str:
+        parts = begin, textwrap.dedent(first), textwrap.dedent(code)
+        return run("\n".join(parts), **{**usual, **options})
+
+    return case

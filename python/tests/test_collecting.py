@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 import unittest
 
-from support import needs_stand_in, run
+from support import frame, needs_stand_in
 
 #: Objects in a reference cycle, which only a collection frees, and a count of collections.
 BEGIN = textwrap.dedent(
@@ -58,8 +58,7 @@ TORCH = BEGIN + textwrap.dedent(
 )
 
 
-def case(code: str, begin: str = TORCH) -> str:
-    return run(begin + textwrap.dedent(code), fakes=True)
+plain, case = frame(BEGIN, fakes=True), frame(TORCH, fakes=True)
 
 
 @needs_stand_in
@@ -69,7 +68,7 @@ class Arrays(unittest.TestCase):
     def test_an_array_in_a_cycle_is_garbage_at_the_limit(self):
         for make in ("cuvmm.empty", "cupy.empty"):
             with self.subTest(make):
-                case(
+                plain(
                     f"""
                     import cupy, cuvmm.cupy
                     cuvmm.cupy.install(limit="100MiB")
@@ -79,19 +78,13 @@ class Arrays(unittest.TestCase):
                     assert len(collections) == 2, collections
                     kept = make(80 * MIB)
                     assert len(collections) == 3, collections
-                    try:
-                        make(80 * MIB)
-                    except MemoryError:
-                        pass
-                    else:
-                        raise AssertionError("more than the limit")
+                    refused(MemoryError, lambda: make(80 * MIB))
                     assert len(collections) == 4, "once"
-                    """,
-                    BEGIN,
+                    """
                 )
 
     def test_a_finalizer_that_allocates_begins_no_collection(self):
-        case(
+        plain(
             """
             import cupy, cuvmm.cupy
             cuvmm.cupy.install(limit="100MiB")
@@ -106,13 +99,12 @@ class Arrays(unittest.TestCase):
             Garbage(cupy.empty(80 * MIB), end=end)
             kept = cupy.empty(80 * MIB)
             assert len(failed) == 1 and len(collections) == 1, (failed, collections)
-            """,
-            BEGIN,
+            """
         )
 
     def test_threads_that_do_not_end_before_the_interpreter(self):
         """One that asks for the interpreter's lock after its end would end within the library, which aborts."""
-        case(
+        plain(
             """
             cuvmm.configure(limit="100MiB")
             kept, lacks = cuvmm.empty(80 * MIB), threading.Event()
@@ -127,12 +119,11 @@ class Arrays(unittest.TestCase):
             for _ in range(4):
                 threading.Thread(target=work, daemon=True).start()
             lacks.wait()
-            """,
-            BEGIN,
+            """
         )
 
     def test_a_finalizer_that_waits_for_a_thread_that_lacks_memory(self):
-        case(
+        plain(
             """
             from cuvmm import _library
             cuvmm.configure(limit="100MiB")
@@ -153,8 +144,7 @@ class Arrays(unittest.TestCase):
             Garbage(end=end)
             lacks()
             assert len(failed) == 2 and len(collections) == 1, (failed, collections)
-            """,
-            BEGIN,
+            """
         )
 
 
@@ -170,12 +160,7 @@ class PyTorch(unittest.TestCase):
         )
         case(
             """
-            try:
-                cuvmm.torch.install(limit="100MiB", collect=1)
-            except TypeError as error:
-                assert "collect" in str(error)
-            else:
-                raise AssertionError("not a bool")
+            refused(TypeError, lambda: cuvmm.torch.install(limit="100MiB", collect=1), "collect")
             assert not cuvmm.torch.is_installed()
             cuvmm.torch.install(limit="100MiB", collect=True)
             for _ in range(3):
@@ -273,7 +258,3 @@ class PyTorch(unittest.TestCase):
                 assert attempt(30, 4) == 0, "out of memory, in each of them"
                 """
             )
-
-
-if __name__ == "__main__":
-    unittest.main()

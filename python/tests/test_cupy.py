@@ -2,15 +2,16 @@
 
 import unittest
 
-from support import needs_stand_in, run
+from support import frame, needs_stand_in
+
+case = frame("\nimport cupy, cuvmm, cuvmm.cupy", fakes=True)
 
 
 @needs_stand_in
 class CuPy(unittest.TestCase):
     def test_arrays_are_of_the_heap(self):
-        run(
+        case(
             """
-            import cupy, cuvmm, cuvmm.cupy
             assert not cuvmm.cupy.is_installed()
             cuvmm.cupy.install(limit="64MiB", tenant="arrays")
             assert cuvmm.cupy.is_installed()
@@ -27,44 +28,33 @@ class CuPy(unittest.TestCase):
                 raise AssertionError("more than the limit")
             del array
             assert cuvmm.stats().live == 0
-            try:
-                cuvmm.cupy.install()
-            except RuntimeError as error:
-                assert "already" in str(error)
-            else:
-                raise AssertionError("a second time")
-            """,
-            fakes=True,
+            refused(RuntimeError, cuvmm.cupy.install, "already")
+            """
         )
 
     def test_settings_that_were_made_before_stay(self):
-        run(
+        case(
             """
-            import cupy, cuvmm, cuvmm.cupy
             cuvmm.configure(limit="64MiB")
             cuvmm.cupy.install(tenant="arrays")
             assert cupy.empty(1).ptr and cuvmm.stats().limit == 64 << 20, cuvmm.stats().limit
-            """,
-            fakes=True,
+            """
         )
 
     def test_no_settings_beside_a_heap_that_is_used(self):
-        run(
+        case(
             """
-            import cupy, cuvmm, cuvmm.cupy
             array = cuvmm.empty(1)
             cuvmm.cupy.install()
             other = cupy.empty(1)
             assert other.ptr and cuvmm.stats().allocations == 2
-            """,
-            fakes=True,
+            """
         )
 
     def test_streams_stay_alive(self):
-        run(
+        case(
             """
             import gc, weakref
-            import cupy, cuvmm, cuvmm.cupy
             cuvmm.cupy.install(limit="64MiB")
             made, freed, unused = (cupy.cuda.Stream() for _ in range(3))
             kept = [weakref.ref(one) for one in (made, freed, unused)]
@@ -77,15 +67,13 @@ class CuPy(unittest.TestCase):
             del made, freed, unused
             gc.collect()
             assert [one() is not None for one in kept] == [True, True, False]
-            """,
-            fakes=True,
+            """
         )
 
     def test_streams_that_come_and_go(self):
-        run(
+        case(
             """
             import gc, weakref
-            import cupy, cuvmm, cuvmm.cupy
             cuvmm.cupy.install(limit="200MiB")
             cupy.cuda.stream = cupy.cuda.Stream()
             first = cupy.empty(4 << 20)
@@ -101,14 +89,12 @@ class CuPy(unittest.TestCase):
             assert seen[0]() is not None, "an array that lives was made on it"
             assert most <= 140 << 20, most
             del first
-            """,
-            fakes=True,
+            """
         )
 
     def test_an_array_of_another_device_than_the_current_one(self):
-        run(
+        case(
             """
-            import cupy, cuvmm, cuvmm.cupy
             cuvmm.cupy.install(limit="64MiB")
             for device in (0, 1):
                 cupy.cuda.current_device = device
@@ -123,15 +109,13 @@ class CuPy(unittest.TestCase):
             assert cuvmm.stats(1).live == 0
             cupy.cuda.current_device = 1
             assert cupy.empty(60 << 20).ptr
-            """,
-            fakes=True,
+            """
         )
 
     def test_an_array_that_is_freed_while_the_thread_s_default_stream_is_current(self):
         """No other thread could wait for that stream later, so it is waited for at once."""
-        run(
+        case(
             """
-            import cupy, cuvmm, cuvmm.cupy
             cuvmm.cupy.install(limit="64MiB")
             array = cupy.empty(40 << 20)
             cupy.cuda.stream = cupy.cuda.Stream(2)
@@ -139,16 +123,14 @@ class CuPy(unittest.TestCase):
             assert cuvmm.stats().live == 0
             cupy.cuda.stream = cupy.cuda.Stream(0)
             assert cupy.empty(60 << 20).ptr
-            """,
-            fakes=True,
+            """
         )
 
     def test_an_array_that_is_freed_while_the_thread_s_default_stream_captures(self):
         """The capture goes on, and the array is freed once that stream can be waited for."""
-        run(
+        case(
             """
             import ctypes, gc, threading
-            import cupy, cuvmm, cuvmm.cupy
             cuvmm.cupy.install(limit="64MiB")
             libcuda, graph = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
             per_thread = ctypes.c_void_p(2)
@@ -174,14 +156,12 @@ class CuPy(unittest.TestCase):
             thread.start()
             thread.join()
             assert cuvmm.stats().live == 0, cuvmm.stats().live
-            """,
-            fakes=True,
+            """
         )
 
     def test_a_stream_that_ends(self):
-        run(
+        case(
             """
-            import cupy, cuvmm, cuvmm.cupy
             cuvmm.cupy.install(limit="64MiB")
             own = cupy.cuda.Stream()
             cupy.cuda.stream = cupy.cuda.Stream(own.ptr)
@@ -198,10 +178,5 @@ class CuPy(unittest.TestCase):
                 del other
             del array
             assert cupy.empty(60 << 20).ptr
-            """,
-            fakes=True,
+            """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

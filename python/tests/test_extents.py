@@ -11,7 +11,6 @@ class Extents(unittest.TestCase):
     def test_each_piece_under_a_tensor(self):
         case(
             """
-            MIB = 1 << 20
             few = [cuvmm.empty(20 * MIB) for _ in range(3)]
             for array in few:
                 pieces = cuvmm.extents(array)
@@ -107,7 +106,3 @@ class Extents(unittest.TestCase):
             assert cuvmm.extents(tensor)[0].address == pieces[0].address
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -88,12 +88,7 @@ class Groups(unittest.TestCase):
                     (ValueError, lambda: group.sleep(host="none")),
                     (cuvmm.Error, lambda: group.sleep("unknown")),
                 ]:
-                    try:
-                        call()
-                    except kind:
-                        pass
-                    else:
-                        raise AssertionError("not refused")
+                    refused(kind, call)
                 assert group.sleep().given == {}
                 group.wake(timeout=float("inf"))
                 group.leave()
@@ -105,7 +100,3 @@ class Groups(unittest.TestCase):
                 assert cuvmm.group("a", 2, directory=folder).rank == 0
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,26 +1,13 @@
 """What pools keep and give back, with a stand-in for PyTorch, over the stand-in for libcuda."""
 
-import textwrap
 import unittest
 
-from support import needs_stand_in
-from test_torch import case
+import test_torch
+from support import frame, needs_stand_in
 
 BEGIN = """
-import ctypes
 import threading
-MIB = 1 << 20
-libcuda = ctypes.CDLL("libcuda.so.1")
-libcuda.cuMemsetD8_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint8, ctypes.c_size_t]
-libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
-
-def fill(tensor, byte):
-    assert libcuda.cuMemsetD8_v2(tensor.address, byte, tensor.size) == 0
-
-def shows(tensor, byte):
-    buffer = ctypes.create_string_buffer(tensor.size)
-    assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, tensor.size) == 0
-    return buffer.raw == bytes([byte]) * tensor.size
+from device import fill, libcuda, shows
 
 def made(name, *sizes, **how):
     with cuvmm.torch.pool(name, **how):
@@ -32,8 +19,7 @@ def held(name):
 """
 
 
-def check(code: str) -> None:
-    case(BEGIN + textwrap.dedent(code))
+check = frame(test_torch.BEGIN + BEGIN, fakes=True)
 
 
 @needs_stand_in
@@ -489,7 +475,3 @@ class Timeouts(unittest.TestCase):
             cuvmm.wake("a", timeout=0)
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -75,12 +75,7 @@ for shape, change, text in [
     ((3, 8), typed(17, 4, strides=(9, 1)), "within a byte"),
     ((3, 8), typed(17, 4, strides=(16, 2)), "gaps"),
 ]:
-    try:
-        cuvmm.from_dlpack(Changed(shape, change))
-    except BufferError as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError((shape, text))
+    refused(BufferError, lambda: cuvmm.from_dlpack(Changed(shape, change)), text)
 # With a byte for each they have no name here. Numbers of other types lie side by side too.
 for change, name, nbytes in [
     (typed(17, 4, flags=4), "dlpack:17:4", 15),
@@ -91,12 +86,7 @@ for change, name, nbytes in [
 ]:
     there = cuvmm.from_dlpack(Changed((3, 5), change))
     assert (there.dtype, there.shape, there.nbytes) == (name, (3, 5), nbytes), there
-    try:
-        cuvmm.publish({"it": Changed((3, 5), change)}, "it")
-    except ValueError as error:
-        assert "without a name" in str(error), error
-    else:
-        raise AssertionError(name)
+    refused(ValueError, lambda: cuvmm.publish({"it": Changed((3, 5), change)}, "it"), "without a name")
 assert cuvmm.stats().published == 0
 """
         )
@@ -155,12 +145,7 @@ for change, text in [
                 array = cuvmm.empty((2, 3), name)
                 array.copy_from(Array(name, typestr))
                 assert bytes_of(array) == bytes(range(6)), name
-                try:
-                    array.copy_from(Array("float8_e3m4", "<V1"))
-                except TypeError as error:
-                    assert "float8_e3m4" in str(error) and name in str(error), error
-                else:
-                    raise AssertionError("another type")
+                refused(TypeError, lambda: array.copy_from(Array("float8_e3m4", "<V1")), "float8_e3m4", name)
             """
         )
 
@@ -211,7 +196,3 @@ class Publications(unittest.TestCase):
                 refused(cuvmm.Error, lambda: use("it"), "'it'", "F4", "(2, 3) is not even")
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

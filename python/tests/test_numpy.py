@@ -81,43 +81,29 @@ class NumPy(unittest.TestCase):
             import cuvmm, numpy
             array = cuvmm.empty((4, 6), "float32")
 
-            def refused(kind, text, source):
-                try:
-                    array.copy_from(source)
-                except kind as error:
-                    assert text in str(error), error
-                else:
-                    raise AssertionError(text)
+            def fails(kind, text, source):
+                refused(kind, lambda: array.copy_from(source), text)
 
-            refused(TypeError, "numpy.asarray", [1.0, 2.0])
-            refused(ValueError, "shape (6, 4) does not fit one of shape (4, 6)", numpy.empty((6, 4), "float32"))
-            refused(TypeError, "astype('float32')", numpy.empty((4, 6), "uint8"))
+            fails(TypeError, "numpy.asarray", [1.0, 2.0])
+            fails(ValueError, "shape (6, 4) does not fit one of shape (4, 6)", numpy.empty((6, 4), "float32"))
+            fails(TypeError, "astype('float32')", numpy.empty((4, 6), "uint8"))
 
             class Holes:
                 __array_interface__ = {
                     "shape": (4, 6), "typestr": "<f4", "data": (4096, False), "strides": (48, 4), "version": 3}
 
-            refused(ValueError, "numpy.ascontiguousarray", Holes())
+            fails(ValueError, "numpy.ascontiguousarray", Holes())
 
             class Picture:
                 __array_interface__ = {"shape": (4, 6), "typestr": "<f4", "data": bytes(96), "version": 3}
 
-            refused(TypeError, "numpy.asarray", Picture())
+            fails(TypeError, "numpy.asarray", Picture())
 
             class Buffer:
                 __array_interface__ = {"shape": (4, 6), "typestr": "<f4", "version": 3}
 
-            refused(TypeError, "numpy.asarray", Buffer())
+            fails(TypeError, "numpy.asarray", Buffer())
             half = cuvmm.empty(4, "bfloat16")
-            try:
-                half.numpy()
-            except TypeError as error:
-                assert "bfloat16" in str(error)
-            else:
-                raise AssertionError("NumPy has no such type")
+            refused(TypeError, half.numpy, "bfloat16")
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

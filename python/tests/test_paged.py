@@ -3,7 +3,7 @@
 import os
 import unittest
 
-from support import HERE, needs_stand_in, run
+from support import HERE, frame, needs_stand_in
 
 #: A cache of blocks of 1 MiB in extents of 2 MiB.
 MAKE = """
@@ -11,26 +11,17 @@ import ctypes, gc, json
 import torch
 import cuvmm, cuvmm.torch
 from cuvmm.torch import FreeNumbers, LayerGroup, Part
-MIB = 1 << 20
 GROUP = LayerGroup.keys_and_values(2, 16, 8, 1024, torch.float16)
 
 def make(blocks=64, groups=GROUP, **options):
     return cuvmm.torch.paged_kv(blocks, groups, **{"extent": "2MiB", "pinned": (), **options})
 
 def fails(kind, text, call):
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"not refused: {text}")
+    refused(kind, call, text)
 """
 
 
-def case(code: str, **options) -> str:
-    import textwrap
-
-    return run(MAKE + textwrap.dedent(code), fakes=True, **options)
+case = frame(MAKE, fakes=True)
 
 
 @needs_stand_in
@@ -394,10 +385,10 @@ class Paged(unittest.TestCase):
             other.back(range(4, 8))
 
             # Refused at once, later, and by the end of the cache.
-            refused = kv.back_async([64])
-            assert refused.done()
+            denied = kv.back_async([64])
+            assert denied.done()
             for _ in range(2):
-                fails(cuvmm.Error, "block 64", refused.result)
+                fails(cuvmm.Error, "block 64", denied.result)
             fails(cuvmm.OutOfMemoryError, "cannot back 40 blocks", kv.back_async(range(8, 48)).result)
             waiting = kv.back_async([8, 9])
             cuvmm.sleep("chat")
@@ -528,7 +519,7 @@ class Paged(unittest.TestCase):
     def test_a_hint_counts_what_other_processes_have_idle(self):
         case(
             """
-            import subprocess, sys, tempfile, textwrap, time
+            import subprocess, sys, tempfile, time
             with tempfile.TemporaryDirectory() as folder:
                 cuvmm.configure(ledger=folder, ledger_limit="64MiB", tenant="first")
                 kv = make(name="chat", timeout=100.0)
@@ -545,7 +536,7 @@ class Paged(unittest.TestCase):
             print("has half", flush=True)
             sys.stdin.readline()
             '''
-                child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(other), folder],
+                child = subprocess.Popen([sys.executable, "-c", dedent(other), folder],
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
                 assert child.stdout.readline() == "has all\\n"
                 assert not kv.can_allocate(1) and not kv.try_back([0])
@@ -615,8 +606,7 @@ class Paged(unittest.TestCase):
             kv.back(range(20))
             assert kv.stats().in_use == 20
             '''
-                import textwrap
-                ended = subprocess.run([sys.executable, "-c", textwrap.dedent(other), folder])
+                ended = subprocess.run([sys.executable, "-c", dedent(other), folder])
                 assert ended.returncode == 0
                 assert 20 <= len(prefixes) <= 44, prefixes
             """
@@ -805,7 +795,3 @@ class Paged(unittest.TestCase):
             assert cuvmm.torch.paged_kv(8, GROUP, name="plain").pinned == (0,)
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

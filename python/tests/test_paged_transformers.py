@@ -169,7 +169,3 @@ class Counting(unittest.TestCase):
         run = engine.run([([1, 2], 1)], 7)
         self.assertEqual((run.tokens, len(run.batches), vars(processor)), ([[4]], 5, {}))
         self.assertLessEqual(sum(run.batches), run.seconds)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -261,7 +261,3 @@ refused(TypeError, lambda: cuvmm.configure(shareable=1), "shareable is True or F
 refused(cuvmm.Error, lambda: cuvmm.configure(shareable=True), "memory was allocated before")
 """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

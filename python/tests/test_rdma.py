@@ -96,7 +96,3 @@ class Rdma(unittest.TestCase):
             cuvmm.empty(1, device=1)
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -176,7 +176,3 @@ class WithTorch(unittest.TestCase):
         )
         self.assertEqual(reported(block + free, fakes=True), [])
         self.assertEqual(reported(asleep + free, fakes=True), [])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -11,7 +11,6 @@ class Reports(unittest.TestCase):
         run(
             """
             import cuvmm
-            MIB = 1 << 20
             cuvmm.configure(limit="128MiB")
             arrays = [cuvmm.empty(16 * MIB) for _ in range(8)]
             del arrays[::2]
@@ -23,7 +22,6 @@ class Reports(unittest.TestCase):
         run(
             """
             import cuvmm
-            MIB = 1 << 20
             cuvmm.configure(limit="128MiB")
             arrays = [cuvmm.empty(4 * MIB) for _ in range(32)]
             del arrays[::2]
@@ -38,7 +36,6 @@ class Reports(unittest.TestCase):
         run(
             """
             import ctypes, cuvmm
-            MIB = 1 << 20
             fail = ctypes.CDLL("libcuda.so.1").fakecuda_fail
             cuvmm.configure(limit="64MiB")
             cuvmm.empty(1)
@@ -87,7 +84,3 @@ class Reports(unittest.TestCase):
             assert cuvmm.stats().live == 0
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -5,28 +5,18 @@ import tempfile
 import textwrap
 import unittest
 
-from support import HERE, needs_stand_in, run
+from support import HERE, frame, needs_stand_in, run
 
 BEGIN = """
-import ctypes
 import torch
 import cuvmm
 import cuvmm.torch
-
-libcuda = ctypes.CDLL("libcuda.so.1")
-libcuda.cuMemsetD8_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint8, ctypes.c_size_t]
-libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
-MIB = 1 << 20
+from device import fill, libcuda, shows as has
 
 def filled(byte, size=4 * MIB):
     tensor = torch.empty(size)
-    assert libcuda.cuMemsetD8_v2(tensor.address, byte, size) == 0
+    fill(tensor, byte)
     return tensor
-
-def has(tensor, byte):
-    buffer = ctypes.create_string_buffer(tensor.size)
-    code = libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, tensor.size)
-    return code == 0 and buffer.raw == bytes([byte]) * tensor.size
 
 def view(tensor, kind=torch.uint8, strides=None):
     shape = (tensor.size // kind.itemsize,)
@@ -35,25 +25,16 @@ def view(tensor, kind=torch.uint8, strides=None):
 def pools():
     return {it["name"]: it["bytes"] for it in cuvmm.stats().all["pools"]}
 
-def refused(kind, call, *texts):
-    try:
-        call()
-    except kind as error:
-        for text in texts:
-            assert text in str(error), (text, str(error))
-    else:
-        raise AssertionError("not refused")
 """
 SAVER = BEGIN + "from cuvmm.torch.memory_saver import torch_memory_saver as saver\n"
 
 
-def case(code: str, begin: str = SAVER, **variables: str) -> str:
-    return run(begin + textwrap.dedent(code), fakes=True, **variables)
+case = frame(SAVER, fakes=True)
 
 
 def in_both(code: str, **variables: str) -> None:
     case(code, **variables)
-    case(code, SAVER + "cuvmm.torch.install()\n", **variables)
+    case(code, first="cuvmm.torch.install()", **variables)
 
 
 @needs_stand_in
@@ -75,7 +56,7 @@ class MemorySaver(unittest.TestCase):
                 saver.resume()
                 assert not cuvmm.asleep()
                 assert has(weights, 1) and has(more, 3) and not has(cache, 2)
-                assert libcuda.cuMemsetD8_v2(cache.address, 2, cache.size) == 0
+                fill(cache, 2)
             assert addresses == (weights.address, cache.address)
             """
         )
@@ -454,13 +435,14 @@ def worker(backend="cuvmm", sleeps=True):
     return integration.Worker(types.SimpleNamespace(model_config=model))
 """
 )
+with_vllm = frame(VLLM, fakes=True)
 
 
 @needs_stand_in
 class Vllm(unittest.TestCase):
     def test_levels_and_tags(self):
         for begin in ("", "cuvmm.torch.install()"):
-            case(
+            with_vllm(
                 """
                 it = worker()
                 with it._maybe_get_memory_pool_context(tag="weights"):
@@ -485,7 +467,7 @@ class Vllm(unittest.TestCase):
                 it.wake_up()
                 assert it.backend().state() == "RUNNING" and not has(weights, 1)
                 it.wake_up()
-                assert libcuda.cuMemsetD8_v2(weights.address, 3, weights.size) == 0
+                fill(weights, 3)
                 it.backend().discard(("kv_cache",))
                 assert cuvmm.asleep() == {"kv_cache"} and has(weights, 3)
                 it.backend().discard(("kv_cache",))
@@ -494,11 +476,11 @@ class Vllm(unittest.TestCase):
                 assert has(weights, 3)
                 refused(ValueError, lambda: it.sleep(3), "3")
                 """,
-                VLLM + begin + "\n",
+                first=begin,
             )
 
     def test_a_failure_changes_nothing(self):
-        case(
+        with_vllm(
             """
             it = worker()
             with it._maybe_get_memory_pool_context(tag="weights"):
@@ -509,12 +491,11 @@ class Vllm(unittest.TestCase):
             refused(cuvmm.OutOfMemoryError, it.sleep)
             assert it.backend().state() == "RUNNING" and not cuvmm.asleep()
             assert has(weights, 1) and has(cache, 2)
-            """,
-            VLLM,
+            """
         )
 
     def test_it_says_what_is_missing(self):
-        case(
+        with_vllm(
             """
             from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
             integration.register()
@@ -530,22 +511,16 @@ class Vllm(unittest.TestCase):
             assert flags == [torch.version.cuda is not None, True, True, False, False], flags
             assert (integration.Worker.__module__, integration.Worker.__qualname__) == ("cuvmm.torch.vllm", "Worker")
             refused(AttributeError, lambda: integration.Workers, "Workers")
-            """,
-            VLLM,
+            """
         )
 
     def test_another_vllm_is_refused(self):
-        case(
+        frame(BEGIN, fakes=True)(
             """
             import sys
             sys.modules["vllm.device_allocator.sleep_mode_backend"] = None
             def load():
                 import cuvmm.torch.vllm
             refused(ImportError, load, "pluggable sleep-mode backends")
-            """,
-            BEGIN,
+            """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

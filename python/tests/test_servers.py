@@ -271,7 +271,3 @@ class OverThePackage(unittest.TestCase):
             .replace("CALLS", repr(calls)),
             fakes=True,
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

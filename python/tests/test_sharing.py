@@ -9,20 +9,12 @@ from support import needs_stand_in, run
 BEGIN = """
 import ctypes, os, subprocess, sys, time
 import torch
+from device import live
 import cuvmm
 
 def made(shape, kind, device="cuda:0", first=1):
     size = torch.Tensor.numel(tensor := torch.empty(shape, dtype=kind, device=device))
     return tensor.fill(bytes((first + at) % 251 for at in range(size * kind.itemsize)))
-
-def refused(kind, call, *texts):
-    try:
-        call()
-    except kind as error:
-        for text in texts:
-            assert text in str(error), (text, str(error))
-    else:
-        raise AssertionError("not refused")
 
 def other(code, *arguments):
     "Runs code in another process, and returns what it printed."
@@ -30,17 +22,11 @@ def other(code, *arguments):
         *arguments], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout.strip()
-
-def live():
-    "Physicals and mappings of this process."
-    found = (ctypes.c_uint64 * 8)()
-    assert ctypes.CDLL("libcuda.so.1").fakecuda_live(found) == 0
-    return found[1], found[2]
 """
 
 
 KEPT = """
-            import signal, textwrap
+            import signal
 
             class Keeping:
                 "A keeper in another process, which ends on a signal."
@@ -71,7 +57,7 @@ KEPT = """
                 global weights
                 for turn in range(3):
                     giver = subprocess.Popen([sys.executable, "-c", "import cuvmm, sys\\n"
-                        + textwrap.dedent(code)], stdout=subprocess.PIPE)
+                        + dedent(code)], stdout=subprocess.PIPE)
                     assert giver.stdout.readline() == b"ready\\n"
                     giver.wait()
                     weights = cuvmm.attach("model")
@@ -116,8 +102,7 @@ class Publish(unittest.TestCase):
                 assert tensor.device.type == "cuda" and tensor.device.index == 0
                 print(name, tensor.shape, tensor.stride(), tensor.dtype, tensor.bytes().hex(), sep="|")
             '''
-            import textwrap
-            said = other(textwrap.dedent(read)).splitlines()
+            said = other(dedent(read)).splitlines()
             plain = torch.from_dlpack(state.pop("no torch"))
             expected = [f"{name}|{it.shape}|{it.stride()}|{it.dtype}|{it.bytes().hex()}"
                 for name, it in [*state.items(), ("no torch", plain)]]
@@ -190,8 +175,7 @@ class Publish(unittest.TestCase):
     def test_descriptors_run_out(self):
         case(
             """
-            import textwrap
-            bounded = textwrap.dedent('''
+            bounded = dedent('''
             import os, resource
             kept, hard = [], resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             def until_refused(spare, call):
@@ -219,7 +203,7 @@ class Publish(unittest.TestCase):
             for spare in range(8):
                 until_refused(spare, lambda at: cuvmm.attach(names.pop()))
             '''
-            other(bounded + textwrap.dedent(read), *(it.name for it in kept))
+            other(bounded + dedent(read), *(it.name for it in kept))
             """
         )
 
@@ -286,7 +270,6 @@ class Publish(unittest.TestCase):
     def test_limits(self):
         case(
             """
-            MIB = 1 << 20
             cuvmm.configure(limit="64MiB")
             source = cuvmm.empty(20 * MIB)
             # Free memory of the heap gives way.
@@ -318,7 +301,6 @@ class Publish(unittest.TestCase):
             """
             from cuvmm import _library
             library = _library.get()
-            MIB = 1 << 20
             published = cuvmm.publish({"a": cuvmm.empty(8 * MIB)}, "model")
             library.memory_fraction(0.25, 0)
             assert cuvmm.stats().limit == 56 * MIB, cuvmm.stats().limit
@@ -390,8 +372,7 @@ class Publish(unittest.TestCase):
             except cuvmm.OutOfMemoryError as error:
                 print(error)
             '''
-            import textwrap
-            said = other(textwrap.dedent(code), folder, "58").splitlines()
+            said = other(dedent(code), folder, "58").splitlines()
             assert said[0] == str(4 << 20) and "the ledger leaves 56 MiB" in said[1], said
             """
         )
@@ -436,10 +417,9 @@ class Attach(unittest.TestCase):
                 import os
                 os.kill(os.getpid(), 9)
             '''
-            import textwrap
             for how in ([], ["abort"]):
                 giver = subprocess.Popen([sys.executable, "-c", "import cuvmm, sys\\n"
-                    + textwrap.dedent(code), *how], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                    + dedent(code), *how], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
                 assert giver.stdout.readline() == b"ready\\n"
                 weights = cuvmm.attach("model")
                 giver.stdin.close()
@@ -652,9 +632,8 @@ class Attach(unittest.TestCase):
             print("ready", flush=True)
             sys.stdin.read()
             '''
-            import textwrap
             giver = subprocess.Popen([sys.executable, "-c", "import cuvmm, sys\\n"
-                + textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                + dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert giver.stdout.readline() == b"ready\\n"
             refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"), "does not answer")
             giver.stdin.close()
@@ -696,7 +675,6 @@ class Attach(unittest.TestCase):
             except cuvmm.Error as error:
                 print(error)
             '''
-            import textwrap
             said = other(code.replace("\\n            ", "\\n"))
             assert "several processes" in said and mine.path in said, said
             """
@@ -796,8 +774,7 @@ class Attach(unittest.TestCase):
             except cuvmm.Error as error:
                 print(error)
             '''
-            import textwrap
-            attach = lambda *arguments: other(textwrap.dedent(code), *arguments)
+            attach = lambda *arguments: other(dedent(code), *arguments)
             assert attach("4321", path, "0") == state["it"].bytes().hex()
             said = attach("4321", path)
             assert "of user 0 is not allowed" in said, said
@@ -826,7 +803,3 @@ class Attach(unittest.TestCase):
             assert cuvmm.attach("model").version == 1
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,18 +1,17 @@
 """Tensors of shareable pools in other processes, in place, over the stand-in for libcuda."""
 
 import tempfile
-import textwrap
 import unittest
 
-from support import needs_stand_in, run
+from support import frame, needs_stand_in
 
 BEGIN = """
 import ctypes, gc, json, multiprocessing, os, select, signal, socket, subprocess, sys, time, warnings, weakref
 from multiprocessing.reduction import ForkingPickler
 import torch
+from device import live
 import cuvmm, cuvmm.torch
 from cuvmm.torch import _sharing
-MIB = 1 << 20
 
 def made(shape, kind=torch.uint8, first=1, nbytes=None):
     "Makes a tensor of the pool that is entered, and fills it."
@@ -22,15 +21,6 @@ def made(shape, kind=torch.uint8, first=1, nbytes=None):
     raw = torch.empty(nbytes or size)
     tensor = torch.Tensor(raw.address, shape, kind, torch.device("cuda", 0), raw)
     return tensor.fill(bytes((first + at) % 251 for at in range(size)))
-
-def refused(kind, call, *texts):
-    try:
-        call()
-    except kind as error:
-        for text in texts:
-            assert text in str(error), (text, str(error))
-    else:
-        raise AssertionError("not refused")
 
 CHILD = '''
 import gc, multiprocessing, os, pickle, sys
@@ -71,17 +61,10 @@ def until(count):
     while cuvmm.torch.sent() != count:
         assert time.monotonic() < late, (cuvmm.torch.sent(), count)
         time.sleep(0.001)
-
-def live():
-    "Physicals and mappings of this process."
-    found = (ctypes.c_uint64 * 8)()
-    assert ctypes.CDLL("libcuda.so.1").fakecuda_live(found) == 0
-    return found[1], found[2]
 """
 
 
-def case(code: str, **variables: str) -> str:
-    return run(BEGIN + textwrap.dedent(code), fakes=True, **variables)
+case = frame(BEGIN, fakes=True)
 
 
 @needs_stand_in
@@ -683,7 +666,3 @@ class Hostile(unittest.TestCase):
             assert child.end() == 0
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

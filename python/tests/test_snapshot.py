@@ -81,7 +81,3 @@ class Snapshots(unittest.TestCase):
         one = made({"allocations": blocks, "held": 1 << 30}, pool=(0, 3))
         self.check(one)
         self.assertEqual([it["segment_pool_id"] for it in one["segments"]], [(0, 3), (0, 3)])
-
-
-if __name__ == "__main__":
-    unittest.main()

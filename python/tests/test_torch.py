@@ -1,8 +1,9 @@
 """`cuvmm.torch` with a stand-in for PyTorch, over the stand-in for libcuda."""
 
+import textwrap
 import unittest
 
-from support import needs_stand_in, run
+from support import frame, needs_stand_in
 
 BEGIN = """
 import os
@@ -11,25 +12,13 @@ import torch
 import cuvmm
 import cuvmm.torch
 
-def refused(kind, call, *texts):
-    try:
-        call()
-    except kind as error:
-        for text in texts:
-            assert text in str(error), (text, str(error))
-    else:
-        raise AssertionError("not refused")
-
 def tensor_of(memory):
     return torch.Tensor(
         memory.address, (4,), torch.float32, torch.device("cuda", 0), memory)
 """
 
 
-def case(code: str) -> str:
-    import textwrap
-
-    return run(BEGIN + textwrap.dedent(code), fakes=True)
+case = frame(BEGIN, fakes=True)
 
 
 @needs_stand_in
@@ -301,7 +290,6 @@ class Pools(unittest.TestCase):
             """
             with cuvmm.torch.pool("weights"):
                 weights = torch.empty(5 << 20)
-            MIB = 1 << 20
             host = lambda: cuvmm.stats().host // MIB
             assert host() == 0
             cuvmm.prepare("weights")
@@ -397,9 +385,7 @@ class Pools(unittest.TestCase):
         """Device 1 writes to memory of device 0, before and after it has slept."""
         code = """
             import ctypes
-            libcuda = ctypes.CDLL("libcuda.so.1")
-            libcuda.cuMemsetD8_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint8, ctypes.c_size_t]
-            libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+            from device import libcuda, shows
 
             def enter(device):
                 context = ctypes.c_void_p()
@@ -417,7 +403,6 @@ class Pools(unittest.TestCase):
                 tensor, small = torch.empty(4 << 20), torch.empty(512)
             for it in (tensor, small):
                 cuvmm.torch.check_access(tensor_of(it), 1)
-            buffer = ctypes.create_string_buffer(4 << 20)
             for keep in (True, False):
                 assert write(7) == 0
                 cuvmm.sleep("weights", keep=keep)
@@ -425,8 +410,7 @@ class Pools(unittest.TestCase):
                 cuvmm.wake("weights")
                 for it in (tensor, small):
                     cuvmm.torch.check_access(tensor_of(it), 1)
-                assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) == 0
-                assert not keep or buffer.raw == bytes([7]) * (4 << 20)
+                assert not keep or shows(tensor, 7)
             assert write(9) == 0
             """
         for begin in ("install", "configure"):
@@ -800,8 +784,7 @@ class Pools(unittest.TestCase):
         case(
             """
             import ctypes
-            libcuda = ctypes.CDLL("libcuda.so.1")
-            libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+            from device import libcuda
             cuvmm.torch.install()
             with cuvmm.torch.pool("a"):
                 tensor = torch.empty(4 << 20)
@@ -825,19 +808,14 @@ class Pools(unittest.TestCase):
     def test_contents_are_kept(self):
         case(
             """
-            import ctypes
-            libcuda = ctypes.CDLL("libcuda.so.1")
-            libcuda.cuMemsetD8_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint8, ctypes.c_size_t]
-            libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+            from device import fill, shows
             with cuvmm.torch.pool("weights"):
                 tensor = torch.empty(4 << 20)
-            assert libcuda.cuMemsetD8_v2(tensor.address, 7, 4 << 20) == 0
+            fill(tensor, 7)
             cuvmm.sleep("weights")
-            buffer = ctypes.create_string_buffer(4 << 20)
-            assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) != 0
+            assert not shows(tensor, 7)
             cuvmm.wake("weights")
-            assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) == 0
-            assert buffer.raw == bytes([7]) * (4 << 20)
+            assert shows(tensor, 7)
             """
         )
 
@@ -862,9 +840,7 @@ class Pools(unittest.TestCase):
 class Graphs(unittest.TestCase):
     CAPTURE = """
         import ctypes
-        libcuda = ctypes.CDLL("libcuda.so.1")
-        libcuda.cuMemsetD8_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint8, ctypes.c_size_t]
-        libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+        from device import fill, libcuda, shows
         buffer = ctypes.create_string_buffer(4 << 20)
 
         def capture(pool=None):
@@ -872,19 +848,16 @@ class Graphs(unittest.TestCase):
             graph.capture_begin(*[pool] * (pool is not None), capture_error_mode="thread_local")
             tensor = torch.empty(4 << 20)
             graph.capture_end()
-            assert libcuda.cuMemsetD8_v2(tensor.address, 7, 4 << 20) == 0
+            fill(tensor, 7)
             return graph, tensor
 
         def is_kept(tensor):
-            assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) == 0
-            return buffer.raw == bytes([7]) * (4 << 20)
+            return shows(tensor, 7)
         """
 
     def both(self, code):
-        import textwrap
-
-        for begin in ("", "cuvmm.torch.install()\n"):
-            case(begin + textwrap.dedent(self.CAPTURE) + textwrap.dedent(code))
+        for begin in ("", "cuvmm.torch.install()"):
+            case(code, first=begin + textwrap.dedent(self.CAPTURE))
 
     def test_memory_of_graphs_sleeps_with_the_name(self):
         self.both(
@@ -899,7 +872,7 @@ class Graphs(unittest.TestCase):
                 given = cuvmm.sleep("decode", keep=keep).given
                 assert list(given) == ["decode"] and given["decode"] >= 12 << 20, given
                 assert cuvmm.asleep() == {"decode"}
-                assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) != 0
+                assert not shows(tensor, 7)
                 cuvmm.wake("decode")
                 assert is_kept(tensor) and is_kept(other)
             """
@@ -913,7 +886,7 @@ class Graphs(unittest.TestCase):
             cuvmm.sleep("decode")
             assert cuvmm.stats().all["host"] == 0
             cuvmm.wake("decode")
-            assert libcuda.cuMemsetD8_v2(tensor.address, 7, 4 << 20) == 0
+            fill(tensor, 7)
             assert is_kept(tensor)
             """
         )
@@ -946,23 +919,19 @@ class Graphs(unittest.TestCase):
 
     def test_pools_of_graphs_end_where_no_pool_is_in_use(self):
         """PyTorch ends the process if a pool is dropped while another one is in use."""
-        import textwrap
-
         case(
-            textwrap.dedent(self.CAPTURE)
-            + textwrap.dedent(
-                """
-                with cuvmm.torch.pool("other"):
-                    with cuvmm.torch.graphs("decode"):
-                        graph, tensor = capture()
-                assert cuvmm.stats().held >= 4 << 20
-                tensor.free()
-                # The graph's use of the pool.
-                del graph.entered
-                assert cuvmm.trim("decode") >= 4 << 20
-                assert cuvmm.stats().held == 0
-                """
-            )
+            """
+            with cuvmm.torch.pool("other"):
+                with cuvmm.torch.graphs("decode"):
+                    graph, tensor = capture()
+            assert cuvmm.stats().held >= 4 << 20
+            tensor.free()
+            # The graph's use of the pool.
+            del graph.entered
+            assert cuvmm.trim("decode") >= 4 << 20
+            assert cuvmm.stats().held == 0
+            """,
+            first=self.CAPTURE,
         )
 
     def test_the_workspace_of_cublas_is_not_the_graph_s(self):
@@ -1021,7 +990,3 @@ class Graphs(unittest.TestCase):
             refused(cuvmm.Error, lambda: enter("other"), "captured", "'other'")
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

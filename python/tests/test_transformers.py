@@ -2,7 +2,7 @@
 
 import unittest
 
-from support import needs_stand_in, run
+from support import frame, needs_stand_in
 
 #: Blocks of 1 MiB in extents of 2 MiB. The last two have memory always.
 SETUP = """
@@ -12,17 +12,13 @@ import torch
 import cuvmm
 import cuvmm.torch.transformers as adapter
 from transformers.generation.continuous_batching import cache, continuous_api
-MIB = 1 << 20
 
 def make(blocks=1000, **options):
     return continuous_api.make(2, blocks, torch.float16, **options)[0]
 """
 
 
-def case(code: str) -> None:
-    import textwrap
-
-    run(SETUP + textwrap.dedent(code), fakes=True)
+case = frame(SETUP, fakes=True)
 
 
 @needs_stand_in
@@ -168,21 +164,11 @@ class Caches(unittest.TestCase):
             cuvmm.sleep("chat", timeout=0)
             engine.arrived.append(("a", 4))
             assert not engine.prepare_next_batch() and engine.requests == {"a": 4} and not engine.cache.tables
-            try:
-                engine.warmup(lambda: None)
-            except cuvmm.Error as error:
-                assert "wake it first" in str(error), error
-            else:
-                raise AssertionError("not refused")
+            refused(cuvmm.Error, lambda: engine.warmup(lambda: None), "wake it first")
             cuvmm.wake("chat")
             # From the choice of a batch until its tokens are there, the cache stays awake.
             assert engine.prepare_next_batch() and engine.cache.tables == {"a": [0, 1, 2, 3]}
-            try:
-                cuvmm.sleep("chat", timeout=0)
-            except cuvmm.Error as error:
-                assert "end its steps" in str(error), error
-            else:
-                raise AssertionError("not refused")
+            refused(cuvmm.Error, lambda: cuvmm.sleep("chat", timeout=0), "end its steps")
             engine.update_batch()
             assert kv.stats().in_use == 0
             # An engine that is stopped gives its blocks back, which are released when the cache is awake.
@@ -197,12 +183,7 @@ class Caches(unittest.TestCase):
             assert kv.stats().in_use == 1 and engine.cache.get_num_free_blocks() == 98
             # One that fails ends its step.
             engine.requests["d"] = 10 ** 6
-            try:
-                engine.prepare_next_batch()
-            except RuntimeError:
-                pass
-            else:
-                raise AssertionError("not refused")
+            refused(RuntimeError, engine.prepare_next_batch)
             cuvmm.sleep("chat", timeout=0)
             """
         )
@@ -251,12 +232,7 @@ class Caches(unittest.TestCase):
             assert engine.prepare_next_batch()
             assert len(pauses) == 3 and pauses[0] == 0 and pauses[1] == pauses[2] > 0, pauses
             assert len(engine.cache.tables["a"]) == 16
-            try:
-                cuvmm.sleep("chat", timeout=0)
-            except cuvmm.Error:
-                pass
-            else:
-                raise AssertionError("not refused")
+            refused(cuvmm.Error, lambda: cuvmm.sleep("chat", timeout=0))
             engine.update_batch()
             cuvmm.sleep("chat", timeout=0)
             """
@@ -284,24 +260,14 @@ class Caches(unittest.TestCase):
             from transformers.generation.continuous_batching import cache_manager
             kept = cache_manager.BlockManager.free_blocks
             cache_manager.BlockManager.free_blocks = lambda self, blocks: None
-            try:
-                importlib.reload(adapter)
-            except ImportError as error:
-                assert "5.17" in str(error) and "BlockManager.free_blocks" in str(error), error
-            else:
-                raise AssertionError("not refused")
+            refused(ImportError, lambda: importlib.reload(adapter), "5.17", "BlockManager.free_blocks")
             cache_manager.BlockManager.free_blocks = kept
             importlib.reload(adapter)
             for place, name, said in ((cache_manager.BlockManager, "get_free_blocks", "BlockManager.get_free_blocks"),
                                       (continuous_api, "ContinuousBatchProcessor", "5.17.0, which is installed")):
                 kept = getattr(place, name)
                 delattr(place, name)
-                try:
-                    importlib.reload(adapter)
-                except ImportError as error:
-                    assert said in str(error), error
-                else:
-                    raise AssertionError("not refused")
+                refused(ImportError, lambda: importlib.reload(adapter), said)
                 setattr(place, name, kept)
             """
         )
@@ -345,24 +311,10 @@ class Caches(unittest.TestCase):
     def test_what_cannot_be_is_refused(self):
         case(
             """
-            try:
-                adapter.install(timeout=-1)
-            except ValueError:
-                pass
-            else:
-                raise AssertionError("not refused")
+            refused(ValueError, lambda: adapter.install(timeout=-1))
             adapter.install()
-            try:
-                make(tp_size=2)
-            except cuvmm.Error as error:
-                assert "tensor-parallel" in str(error)
-            else:
-                raise AssertionError("not refused")
+            refused(cuvmm.Error, lambda: make(tp_size=2), "tensor-parallel")
             adapter.uninstall()
             adapter.uninstall()
             """
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

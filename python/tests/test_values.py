@@ -170,7 +170,3 @@ def load_tests(loader, tests, pattern):
     tests.addTests(doctest.DocTestSuite(_sizes))
     tests.addTests(doctest.DocTestSuite(_dtypes))
     return tests
-
-
-if __name__ == "__main__":
-    unittest.main()

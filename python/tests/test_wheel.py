@@ -90,7 +90,3 @@ class Wheel(unittest.TestCase):
             ["libgcc_s.so.1"], {"GLIBC_2.4", "GLIBC_2.34"}, set(), {"_Unwind_Resume"}
         )
         self.assertEqual(elf.complaints(newer, (2, 28)), ["it needs GLIBC_2.34"])
-
-
-if __name__ == "__main__":
-    unittest.main()

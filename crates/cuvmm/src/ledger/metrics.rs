@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// | `cuvmm_process_obtained_bytes` | gauge | memory that its pools have from the driver |
 /// | `cuvmm_process_idle_bytes` | gauge | memory that it could give back, as it last found |
 /// | `cuvmm_process_guarantee_bytes` | gauge | memory that always stays charged to it |
-/// | `cuvmm_process_limit_bytes` | gauge | the most that it may be charged |
+/// | `cuvmm_process_limit_bytes` | gauge | the most that it may be charged: its own limit, or the ledger's if that is less |
 /// | `cuvmm_process_waiting_bytes` | gauge | the bytes that its requests wait for |
 /// | `cuvmm_process_stalled_seconds_total` | counter | how long at least one of its requests has waited ("some") |
 /// | `cuvmm_process_stalled_full_seconds_total` | counter | the part of it in which all tenants with memory in use waited ("full") |

@@ -142,7 +142,7 @@ pub struct ProcessStats {
     pub idle: u64,
     /// Memory that the process always keeps charged.
     pub guarantee: u64,
-    /// The most that the process may be charged.
+    /// The most that the process may be charged: its own limit, or the ledger's if that is less.
     pub limit: u64,
     /// Memory of the device that no pool of the ledger has, as the process last measured; 0 if it has
     /// not.
@@ -354,7 +354,7 @@ fn process(layout: &Layout, index: usize, state: ProcessState, charged: u64) -> 
         obtained: layout.obtained(index),
         idle: bytes(slot.idle.load()),
         guarantee: bytes(slot.guarantee.load()),
-        limit: bytes(slot.limit.load()),
+        limit: bytes(slot.limit.load().min(layout.header.limit())),
         priority: priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32,
         waits_for: waits.then(|| bytes(slot.want.load())),
         foreign: slot.foreign.load(),

@@ -455,6 +455,16 @@ fn a_new_file_has_its_mode_and_no_other_file_is_left() {
 }
 
 #[test]
+fn the_limit_of_a_process_is_shown_as_it_holds() {
+    let (_dir, path) = place();
+    let member = join(&path, 100 * G);
+    let shown = || crate::LedgerView::open(&path).unwrap().stats().processes[0].limit;
+    assert_eq!(shown(), 100 * G, "the ledger's");
+    member.set_limit(40 * G).unwrap();
+    assert_eq!(shown(), 40 * G);
+}
+
+#[test]
 fn no_more_is_charged_once_the_file_is_gone() {
     let (_dir, path) = place();
     let member = join(&path, 100 * G);

@@ -17,7 +17,7 @@ pub(super) fn waits(ledger: &Shown, process: &Process) -> Option<String> {
     };
     let mut begins = format!("waits {} s for {}", seconds(waits.waited), size(wanted));
     let own = stats.limit.saturating_sub(stats.charged);
-    if own < wanted {
+    if own < wanted && stats.limit < ledger.limit {
         return Some(format!("{begins}: its own limit leaves {}", size(own)));
     }
     if !waits.behind.is_empty() {
@@ -129,6 +129,13 @@ mod tests {
             let expected = format!("waits 1.3 s for 64.0 MiB{expected}");
             assert_eq!(said(&waits_in(charged, limit, others)), Some(expected));
         }
+        let mut ledger = waits_in(1000, 1000, (&[], &[(1, 40, 0)]));
+        ledger.processes[0].stats.charged = 960 * MIB;
+        let text = said(&ledger).unwrap();
+        assert!(
+            !text.contains("its own limit"),
+            "it has none of its own: {text}"
+        );
         let mut ledger = waits_in(900, 1000, (&[], &[]));
         ledger.usable = 930 * MIB;
         let expected = "waits 1.3 s for 64.0 MiB: foreign memory leaves 30.0 MiB of the limit";

@@ -5,9 +5,19 @@
 
 use std::time::Duration;
 
-/// The smallest grant that a pool asks for, if that much is left, and the unneeded bytes that a
-/// pool keeps while it is in use. So small changes do not touch the shared file.
-pub(crate) const GRANT: u64 = 64 << 20;
+use crate::size::Granularity;
+
+/// The largest [piece](piece).
+const GRANT: u64 = 64 << 20;
+
+/// Returns the smallest grant that a pool asks for, if that much is left, and the unneeded bytes that
+/// it keeps while it is in use: a 16th of the pool's limit or of the ledger's, whichever is less, at
+/// most 64 MiB and at least a granule. So small changes do not touch the shared file, and a pool that
+/// needs little takes little of a small ledger. All sizes in bytes.
+pub(crate) fn piece(granule: Granularity, pool: u64, ledger: u64) -> u64 {
+    let part = pool.min(ledger) / 16;
+    granule.round_down(part.min(GRANT)).max(granule.bytes())
+}
 
 /// The time after which hooks are called again for a request that still waits, from the end of their
 /// last calls on. So memory that a tenant could give only later is asked for too, and a quick hook

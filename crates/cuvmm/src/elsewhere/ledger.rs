@@ -64,6 +64,10 @@ impl Member {
         match *self {}
     }
 
+    pub(crate) const fn limit(&self) -> u64 {
+        match *self {}
+    }
+
     pub(crate) const fn line_up(&self) -> InLine {
         match *self {}
     }

@@ -503,6 +503,12 @@ impl Member {
         }
     }
 
+    /// Returns the ledger's limit in bytes.
+    pub(crate) fn limit(&self) -> u64 {
+        let granules = self.file.layout().header.limit();
+        granules.saturating_mul(self.granule.bytes())
+    }
+
     /// Returns the granules that all processes may be charged: the limit, or what the device leaves
     /// if that is less.
     pub(super) fn limit_now(&self) -> u64 {
@@ -557,7 +563,7 @@ impl Member {
         LedgerShortage {
             wanted: bytes(missing),
             left: bytes(left),
-            limit: bytes(self.file.layout().header.limit()),
+            limit: self.limit(),
             held: bytes(self.count().charged()),
             reason,
         }

@@ -19,7 +19,7 @@ use super::state::State;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, LedgerShortage};
 use crate::extents::{Fence, Round};
-use crate::wanted::{GRANT, Purpose};
+use crate::wanted::Purpose;
 
 #[derive(Clone, Copy, Debug)]
 struct Take {
@@ -179,7 +179,7 @@ impl Locked<'_> {
             // Another tenant may be charged for the reclaimed memory first, hence the loop.
             let carried = self.carry_out_if_enough(id, bytes, total, &plan);
             if carried.is_err() {
-                self.return_unneeded(GRANT);
+                self.return_unneeded(self.piece());
             }
             carried?;
         }

@@ -13,8 +13,8 @@ use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, BlockError, LedgerError, LedgerRefusal, PoolError};
 use cuvmm::{Device, Growth, Ledger, LedgerView, Limit, Mapper, Pool, Stream};
 
-/// A grant, in granules.
-const GRANT: u64 = 32;
+/// Half of the smallest ledger here, in granules.
+const HALF: u64 = 32;
 
 pub fn directory() -> tempfile::TempDir {
     let memory = std::path::Path::new("/dev/shm");
@@ -164,13 +164,29 @@ on_both! {
         drop((held, more));
     }
 
+    fn pools_that_need_little_take_little_of_a_small_ledger(rig) {
+        let dir = directory();
+        let all = ["a", "b", "c", "d"].map(|name| process(&rig.device, &dir, 128, name));
+        let needs = all.each_ref().map(|it| it.pool.tenant("a").register().unwrap());
+        let held = needs.each_ref().map(|tenant| tenant.try_allocate(G).unwrap());
+        assert_eq!(all.each_ref().map(Process::charged), [8; 4], "a 16th each");
+        // A small pool takes a 16th of its own limit.
+        let small = Pool::builder(&rig.device).limit(Limit::Bytes(32 * G));
+        let small = small.ledger(&all[3].ledger).build().unwrap();
+        let tenant = small.tenant("small").register().unwrap();
+        let block = tenant.try_allocate(G).unwrap();
+        assert_eq!(all[3].charged(), 10);
+        let rest = needs[0].try_allocate(94 * G).unwrap();
+        drop((held, rest, block, tenant, small));
+    }
+
     fn a_tenant_at_its_own_limit_takes_nothing_from_others(rig) {
         let dir = directory();
         let one = process(&rig.device, &dir, 100, "one");
-        let tenant = one.pool.tenant("a").limit(GRANT * G).register().unwrap();
-        let held = tenant.try_allocate(GRANT * G).unwrap();
+        let tenant = one.pool.tenant("a").limit(HALF * G).register().unwrap();
+        let held = tenant.try_allocate(HALF * G).unwrap();
         assert!(tenant.try_allocate(4 * G).is_err());
-        assert_eq!(one.charged(), GRANT);
+        assert_eq!(one.charged(), HALF);
         drop(held);
     }
 
@@ -370,12 +386,12 @@ on_both! {
         let ledger = Ledger::builder(&rig.device, dir.path()).limit(64 * G).open().unwrap();
         let pool = Pool::builder(&rig.device).growth(Growth::Exact).largest_extent(8 * G);
         let (pool, tenant) = common::with_tenant(pool.ledger(&ledger).build().unwrap());
-        let mut block = tenant.block(G).capacity(GRANT * G).try_allocate().unwrap();
-        for granules in 2..=GRANT {
+        let mut block = tenant.block(G).capacity(HALF * G).try_allocate().unwrap();
+        for granules in 2..=HALF {
             block.try_grow_to(granules * G).unwrap();
         }
         let done = pool.compact(|_| true).unwrap();
-        assert_eq!((done.no_space, done.copied), (0, GRANT * G), "{done:?}");
+        assert_eq!((done.no_space, done.copied), (0, HALF * G), "{done:?}");
         drop(block);
     }
 
@@ -405,7 +421,7 @@ on_both! {
         let Process { ledger, pool } = one;
         drop(ledger);
         let block = tenant.try_allocate(8 * G).unwrap();
-        assert_eq!(view.stats().charged, GRANT * G);
+        assert_eq!(view.stats().charged, 8 * G);
         drop((block, tenant));
         pool.close().unwrap();
         wait_until("the slot is free", || view.stats().processes.is_empty());
@@ -429,7 +445,7 @@ fn what_cannot_be_given_back_stays_charged() {
     drop(one);
     // The thread of the ledger sees that this was the last handle.
     wait_until("what is not needed is refunded", || {
-        view.stats().charged <= GRANT * G
+        view.stats().charged <= 8 * G
     });
     assert!(
         view.stats().charged >= 8 * G,

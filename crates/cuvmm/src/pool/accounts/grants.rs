@@ -11,7 +11,7 @@ use super::budget::TenantId;
 use crate::error::{LedgerShortage, PoolError};
 use crate::ledger::Member;
 use crate::pool::core::Locked;
-use crate::wanted::{GRANT, Purpose};
+use crate::wanted::{Purpose, piece};
 
 impl Locked<'_> {
     /// Makes the ledger grant the bytes that a tenant lacks to be charged `bytes` more. Returns a
@@ -22,8 +22,20 @@ impl Locked<'_> {
         bytes: u64,
         purpose: Purpose,
     ) -> Option<LedgerShortage> {
-        let lacking = self.memory.budget.lacks_grant(id, bytes);
-        self.grant(lacking, GRANT, purpose)
+        match self.memory.budget.lacks_grant(id, bytes) {
+            0 => None,
+            lacking => self.grant(lacking, self.piece(), purpose),
+        }
+    }
+
+    /// Returns the [smallest grant](piece) of the pool; 0 without a ledger.
+    pub(in crate::pool) fn piece(&self) -> u64 {
+        let (granule, limits) = (
+            self.memory.device.granule(),
+            self.memory.budget.totals().limits,
+        );
+        let joined = self.core().ledger.get();
+        joined.map_or(0, |it| piece(granule, limits.bytes, it.member.limit()))
     }
 
     /// Makes the ledger grant `bytes`, and up to `least` if that is more and available. Returns a
@@ -82,11 +94,12 @@ impl Locked<'_> {
     }
 
     /// Counts bytes that went back to the driver, and returns unneeded bytes to the ledger if they
-    /// are at least twice [`GRANT`].
+    /// are at least twice a [piece].
     pub(in crate::pool) fn note_returned(&mut self, bytes: u64) {
         self.memory.budget.released(bytes);
-        if self.memory.budget.unneeded_after(0, 0) >= 2 * GRANT {
-            self.return_unneeded(GRANT);
+        let piece = self.piece();
+        if piece > 0 && self.memory.budget.unneeded_after(0, 0) >= 2 * piece {
+            self.return_unneeded(piece);
         }
     }
 

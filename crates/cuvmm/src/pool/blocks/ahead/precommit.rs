@@ -22,7 +22,7 @@ use crate::pool::blocks::slots::SlotId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::memory::{Memory, Policy};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::wanted::{GRANT, Purpose};
+use crate::wanted::Purpose;
 
 /// How often the mapper checks the memory of unregistered tenants until its fences are complete.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -213,7 +213,7 @@ impl Locked<'_> {
         if lacking == 0 {
             return purged;
         }
-        self.grant(lacking, GRANT, Purpose::New);
+        self.grant(lacking, self.piece(), Purpose::New);
         if self.blocks.lacks_free(&self.memory) == 0 {
             return purged;
         }

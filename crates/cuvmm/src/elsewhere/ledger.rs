@@ -1,7 +1,7 @@
 //! A ledger's types without values, with the operations that a pool calls.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::LedgerShortage;
 use crate::wanted::{Lacking, Purpose};
@@ -72,7 +72,7 @@ impl Member {
         match *self {}
     }
 
-    pub(crate) fn wait(self: &Arc<Self>, _: InLine, _: u64) -> Waiting {
+    pub(crate) fn wait(self: &Arc<Self>, _: InLine, _: u64, _: Option<Instant>) -> Waiting {
         match **self {}
     }
 

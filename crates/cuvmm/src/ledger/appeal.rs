@@ -312,7 +312,7 @@ mod tests {
         one.givers().attach(Arc::downgrade(&giver));
         stop_time();
         let (mut appeals, commands) = (Appeals::default(), Arc::default());
-        let mut waiting = Some(other.wait(other.line_up(), 10 * G));
+        let mut waiting = Some(other.wait(other.line_up(), 10 * G, None));
         // In each round the request shows a sign of life, and functions that are called end.
         let mut calls_after = |rounds: u32, waits: bool| {
             waiting.take_if(|_| !waits);

@@ -122,6 +122,7 @@ impl Keeper {
     /// Returns the pause until the next pass.
     pub(super) fn pass(&mut self, member: &Arc<Member>) -> Duration {
         member.slot().beat.add(1);
+        member.show_waiting();
         let dying = dead::collect(&self.file, Some(member.index()), &mut member.seen());
         member.settle_lent();
         let unmet = Unmet::of(member);

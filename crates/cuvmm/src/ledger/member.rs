@@ -23,6 +23,7 @@ use super::givers::{Givers, Offer};
 use super::joining::{self, Wishes};
 use super::layout::{SLOTS, Slot};
 use super::passing::{self, Older};
+use super::places::{InLine, Shown};
 use super::seen::{Seen, What};
 use super::stall::Stalls;
 use super::stats::GivenStats;
@@ -45,13 +46,6 @@ const LONGEST_CONTENTION: Duration = Duration::from_millis(50);
 
 /// How long another process's tentative granules may stay unchanged before they are removed.
 const TENTATIVE_AGE: Duration = Duration::from_millis(10);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct InLine {
-    /// Lower tickets go first.
-    pub(super) ticket: u64,
-    pub(super) since: Instant,
-}
 
 /// A process's membership in a ledger. Its drop leaves the ledger.
 #[derive(Debug)]
@@ -95,27 +89,28 @@ pub(super) struct Account {
     obtained: u64,
     /// Counts grants, to notice that the process is idle.
     grants: u64,
-    /// Each waiting request's place in the line, and the bytes that it lacks.
-    pub(super) waiting: Vec<(InLine, u64)>,
+    pub(super) waiting: Vec<Shown>,
+    /// When the last round of the waiting requests began.
+    pub(super) round_began: Option<Instant>,
     pub(super) stalls: Stalls,
     given: GivenStats,
 }
 
 impl Account {
     pub(super) fn oldest(&self) -> Option<InLine> {
-        self.waiting.iter().map(|&(place, _)| place).min()
+        self.waiting.iter().map(|it| it.place).min()
     }
 
     fn note_granted(&mut self, place: InLine, granted: u64) {
         let mut waiting = self.waiting.iter_mut();
-        if let Some((_, lacking)) = waiting.find(|(waits, _)| *waits == place) {
-            *lacking = lacking.saturating_sub(granted);
+        if let Some(shown) = waiting.find(|it| it.place == place) {
+            shown.lacking = shown.lacking.saturating_sub(granted);
         }
     }
 
     /// Returns the bytes that all waiting requests lack.
     pub(super) fn lacking(&self) -> u64 {
-        let lacking = self.waiting.iter().map(|&(_, bytes)| bytes);
+        let lacking = self.waiting.iter().map(|it| it.lacking);
         lacking.fold(0, u64::saturating_add)
     }
 

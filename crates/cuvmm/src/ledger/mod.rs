@@ -40,7 +40,8 @@
 //! memory that the waiting request lacks: the process releases that memory first. Existing blocks
 //! can still grow: otherwise work that has begun would give up its memory for work that has not.
 //! Each request has its own place in the line, not that of its process's oldest request: a future
-//! from its first poll on, a call from its first refusal on.
+//! from its first poll on, a call from the refusal on that follows the hooks of its own pool. It
+//! counts until it ends or its deadline passes, also while a hook keeps its thread.
 //!
 //! A stopped process (`SIGSTOP`) releases nothing and delays other processes by at most 100 ms:
 //! after that its waiting requests no longer count. Its memory stays charged to it. A process that
@@ -136,6 +137,7 @@ mod member;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod passing;
+mod places;
 pub(crate) mod proc;
 mod seen;
 pub(crate) mod shared_file;
@@ -183,9 +185,10 @@ use crate::modes;
 
 pub use control::{Control, GroupRequest, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
-pub(crate) use member::{InLine, Member, NamedExport, OpenOffer};
+pub(crate) use member::{Member, NamedExport, OpenOffer};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
+pub(crate) use places::InLine;
 pub use stats::{
     ExportStats, GivenStats, LedgerStats, LedgerView, ProcessState, ProcessStats, StallAverages,
 };

@@ -101,7 +101,7 @@ fn new(member: &Member, granules: u64) -> Result<u64, LedgerShortage> {
 }
 
 fn wait(member: &Arc<Member>, bytes: u64) -> Waiting {
-    member.wait(member.line_up(), bytes)
+    member.wait(member.line_up(), bytes, None)
 }
 
 #[test]

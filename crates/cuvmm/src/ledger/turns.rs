@@ -1,7 +1,8 @@
 //! The memory that older requests of other processes lack, and what a process must leave to them.
 
 use super::charge::Count;
-use super::member::{InLine, Member};
+use super::member::Member;
+use super::places::InLine;
 use crate::error::{LedgerRefusal, LedgerShortage};
 
 #[derive(Clone, Debug, Default)]

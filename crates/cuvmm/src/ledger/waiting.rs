@@ -1,12 +1,20 @@
 //! Requests that wait for memory of other processes, what they show in the process's slot, and
 //! their waiting times.
+//!
+//! A request's thread may be kept for long by a pressure hook or the driver. So the ledger's thread,
+//! which calls no function of the program, shows signs of life for it too, until its deadline. A
+//! stopped process shows none.
+//!
+//! Keeps I-143.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::clock;
-use super::member::{Account, InLine, Member};
+use super::member::{Account, Member};
+use super::places::{InLine, Shown};
 use crate::error::LedgerError;
+use crate::sync::MutexGuard;
 use crate::wanted::Lacking;
 
 /// The time after which a request that goes on waiting begins a new round.
@@ -32,7 +40,6 @@ pub(crate) struct Waiting {
     place: InLine,
     /// The bytes that the request lacks.
     lacking: u64,
-    rung: Instant,
 }
 
 impl Waiting {
@@ -46,22 +53,12 @@ impl Waiting {
         if member.own_process().is_err() {
             return;
         }
-        let now = clock::now();
         let mut account = member.account();
-        member.add_stall(&mut account, now);
         let mut waiting = account.waiting.iter_mut();
-        if let Some((_, lacking)) = waiting.find(|(place, _)| *place == self.place) {
-            *lacking = bytes;
+        if let Some(shown) = waiting.find(|it| it.place == self.place) {
+            shown.lacking = bytes;
         }
-        member.publish(&mut account, now);
-        if clock::since(self.rung) >= ROUND {
-            self.rung = now;
-            let round = member.slot().round.add(1).wrapping_add(1);
-            drop(account);
-            if wakes(round) {
-                member.file().layout().header.wanted.ring();
-            }
-        }
+        member.wait_on(account);
     }
 
     /// Waits for at most `longest` until the ledger leaves as much as the request lacks, or until a
@@ -111,7 +108,7 @@ impl Drop for Waiting {
         let now = clock::now();
         let mut account = member.account();
         member.add_stall(&mut account, now);
-        account.waiting.retain(|&(place, _)| place != self.place);
+        account.waiting.retain(|it| it.place != self.place);
         account.stalls.end(self.place.ticket);
         member.publish(&mut account, now);
         drop(account);
@@ -149,7 +146,7 @@ impl Member {
             }
             match &mut waiting {
                 Some(waiting) => waiting.renew(short.wanted),
-                none => *none = Some(self.wait(self.line_up(), short.wanted)),
+                none => *none = Some(self.wait(self.line_up(), short.wanted, until)),
             }
             given.wait(rung, left.min(ROUND));
         }
@@ -166,19 +163,29 @@ impl Member {
 
     /// Begins to wait for memory at a place in the [line](Self::line_up). Later new blocks of other
     /// processes are charged beyond guarantees only if they [pass](super::passing) the request, and
-    /// all processes are asked to release memory. The request counts while the value lives and is
-    /// [renewed](Waiting::renew).
-    pub(crate) fn wait(self: &Arc<Self>, place: InLine, bytes: u64) -> Waiting {
+    /// all processes are asked to release memory. The request counts while the value lives, at most
+    /// until `until`, unless the process is stopped.
+    pub(crate) fn wait(
+        self: &Arc<Self>,
+        place: InLine,
+        bytes: u64,
+        until: Option<Instant>,
+    ) -> Waiting {
         let header = &self.file().layout().header;
         let now = clock::now();
         let mut account = self.account();
         self.add_stall(&mut account, now);
-        account.waiting.push((place, bytes));
+        account.waiting.push(Shown {
+            place,
+            lacking: bytes,
+            until,
+        });
         account.stalls.begin(place.ticket, place.since);
         self.publish(&mut account, now);
         // An older request of the process keeps its round.
         if account.waiting.len() == 1 {
             self.slot().round.store(0);
+            account.round_began = Some(now);
         }
         drop(account);
         header.wanted.ring();
@@ -186,7 +193,42 @@ impl Member {
             member: Arc::clone(self),
             place,
             lacking: bytes,
-            rung: now,
+        }
+    }
+
+    /// Shows other processes that this process's requests go on waiting, also while a function of the
+    /// program keeps their threads.
+    pub(super) fn show_waiting(&self) {
+        let account = self.account();
+        if !account.waiting.is_empty() {
+            self.wait_on(account);
+        }
+    }
+
+    /// Renews what waiting requests show, and begins a new round if it is time. Ends the wait of
+    /// requests whose time is over.
+    fn wait_on(&self, mut account: MutexGuard<'_, Account>) {
+        let now = clock::now();
+        self.add_stall(&mut account, now);
+        let waits = |it: &Shown| it.until.is_none_or(|until| now < until);
+        let ended: Vec<_> = account.waiting.extract_if(.., |it| !waits(it)).collect();
+        for shown in &ended {
+            account.stalls.end(shown.place.ticket);
+        }
+        self.publish(&mut account, now);
+        let began = account.round_began;
+        let is_time = began.is_some_and(|began| now.saturating_duration_since(began) >= ROUND);
+        let round = (is_time && !account.waiting.is_empty()).then(|| {
+            account.round_began = Some(now);
+            self.slot().round.add(1).wrapping_add(1)
+        });
+        drop(account);
+        if !ended.is_empty() {
+            // Requests behind these may go on.
+            self.wake_waiting();
+        }
+        if round.is_some_and(wakes) {
+            self.file().layout().header.wanted.ring();
         }
     }
 

@@ -325,7 +325,13 @@ impl Actor {
             let joined = self.joined();
             match &mut joined.waiting {
                 Some(waiting) => waiting.renew(granules * G),
-                none => *none = Some(joined.member.wait(joined.member.line_up(), granules * G)),
+                none => {
+                    *none = Some(
+                        joined
+                            .member
+                            .wait(joined.member.line_up(), granules * G, None),
+                    )
+                }
             }
             self.pass();
             clock::sleep(POLL);

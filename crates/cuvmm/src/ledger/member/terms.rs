@@ -1,7 +1,8 @@
 //! Changes of the process's guarantee, limit and priority.
 
 use super::super::charge::MOST;
-use super::{InLine, Member, check_limit};
+use super::super::places::InLine;
+use super::{Member, check_limit};
 use crate::error::LedgerError;
 use crate::wanted::Purpose;
 

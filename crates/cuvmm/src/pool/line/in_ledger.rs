@@ -1,6 +1,7 @@
 //! Requests that wait for memory of other processes, as a [ledger](crate::ledger) shows them.
 
 use std::sync::PoisonError;
+use std::time::Instant;
 
 use super::relief::Demand;
 use crate::error::BlockError;
@@ -10,37 +11,48 @@ use crate::pool::core::{Core, Locked};
 use crate::wanted::Lacking;
 
 impl Core {
-    /// Shows other processes the memory that a request lacks since the ledger refused it; `None`
-    /// ends its wait.
-    pub(super) fn show_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<Lacking>) {
+    /// Shows other processes until `until` the memory that a request lacks since the ledger refused
+    /// it; `None` ends its wait.
+    pub(super) fn show_in_ledger(
+        &self,
+        waiting: &mut Option<Waiting>,
+        lacking: Option<Lacking>,
+        until: Instant,
+    ) {
         let (Some(joined), Some(lacking)) = (self.ledger.get(), lacking) else {
             *waiting = None;
             return;
         };
         let place = waiting.as_ref().map(Waiting::place);
         let place = place.unwrap_or_else(|| joined.member.line_up());
-        joined.wait(waiting, place, lacking);
+        joined.wait(waiting, place, lacking, Some(until));
     }
 
     /// Shows other processes the memory that the queue of futures lacks, at the place of its oldest
-    /// request.
+    /// request. Called under the pool's lock, so that what is shown is what the queue found last.
     pub(super) fn queue_in_ledger(&self, lacking: Option<(InLine, Lacking)>) {
         let Some(joined) = self.ledger.get() else {
             return;
         };
         let mut queued = joined.queued.lock().unwrap_or_else(PoisonError::into_inner);
         match lacking {
-            Some((place, lacking)) => joined.wait(&mut queued, place, lacking),
+            Some((place, lacking)) => joined.wait(&mut queued, place, lacking, None),
             None => *queued = None,
         }
     }
 }
 
 impl Joined {
-    fn wait(&self, waiting: &mut Option<Waiting>, place: InLine, lacking: Lacking) {
+    fn wait(
+        &self,
+        waiting: &mut Option<Waiting>,
+        place: InLine,
+        lacking: Lacking,
+        until: Option<Instant>,
+    ) {
         match waiting.as_mut().filter(|it| it.place() == place) {
             Some(waiting) => waiting.renew(lacking.bytes),
-            None => *waiting = Some(self.member.wait(place, lacking.bytes)),
+            None => *waiting = Some(self.member.wait(place, lacking.bytes, until)),
         }
         let attached = self.attached.lock();
         let pool = *attached.unwrap_or_else(PoisonError::into_inner);

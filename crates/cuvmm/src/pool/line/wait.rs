@@ -314,7 +314,7 @@ impl Core {
             && again(&state, error)
         {
             let lacking = lacks(&mut state, error);
-            self.show_in_ledger(&mut in_ledger, lacking);
+            self.show_in_ledger(&mut in_ledger, lacking, deadline);
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
             };

@@ -56,6 +56,10 @@ pub(crate) trait MapperWork: Send + Sync {
 /// Give it to [`PoolBuilder::mapper`](crate::pool::PoolBuilder::mapper). The thread ends when the
 /// mapper is stopped or dropped; its pools continue without it.
 ///
+/// The thread also calls [pressure hooks](crate::pool::TenantBuilder::on_pressure) for
+/// [futures](crate::pool::futures) that wait, and their wakers. While one of these runs, the mapper does
+/// nothing for any of its pools. Between two hooks it does all other work that is due.
+///
 /// ```rust
 /// # use cuvmm::driver::auto;
 /// # use cuvmm::{Device, Limit, Mapper, Pool};

@@ -86,7 +86,9 @@ impl<'a> TenantBuilder<'a> {
     ///   that the requesting thread may hold while it allocates. The library cannot detect these
     ///   waits.
     /// - **It runs** on the thread that makes the request, or on the mapper's thread for a
-    ///   [future](super::line::futures), with no lock of the pool held. A panic in the hook unwinds
+    ///   [future](super::line::futures), with no lock of the pool held. On the mapper's thread a
+    ///   slow hook delays all pools of that [mapper](crate::Mapper): until it returns no memory is
+    ///   placed ahead or unmapped for them, and no future is served. A panic in the hook unwinds
     ///   through the call that made the request; on the mapper's thread it is logged, and the
     ///   mapper goes on. The hook may own blocks and tenants of the pool, and is dropped without a
     ///   lock, too.

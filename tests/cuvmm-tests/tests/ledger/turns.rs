@@ -1,6 +1,8 @@
 //! The order in which requests of several processes are served. The processes are in one here, each
 //! with a slot of its own.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -282,5 +284,47 @@ on_both! {
             let last = last.finish().unwrap();
             drop((between, last));
         });
+    }
+
+    // I-143
+    fn a_future_counts_while_a_hook_keeps_the_mappers_thread_and_no_longer_than_it_lives(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 0);
+        let b = Process::with(&rig.device, &dir, "b", 0, Some(&mapper));
+        let c = Process::join(&rig.device, &dir, "c", 0);
+        let ((enters, entered), (end, ends)) = (mpsc::channel(), mpsc::channel::<()>());
+        let (blocks, ends) = (Arc::new(AtomicBool::new(false)), Mutex::new(ends));
+        let blocked = Arc::clone(&blocks);
+        let slow = b.pool.tenant("slow").on_pressure(move |_| {
+            if blocked.load(Ordering::SeqCst) {
+                let _ = enters.send(());
+                let _ = ends.lock().unwrap().recv();
+            }
+        });
+        let slow = slow.register().unwrap();
+        let kept = slow.try_allocate(10 * G).unwrap();
+        let held = a.tenant.try_allocate(60 * G).unwrap();
+        let large = Task::waiting(b.tenant.allocate_async(85 * G));
+        until(|| b.waits());
+        blocks.store(true, Ordering::SeqCst);
+        let small = Task::waiting(b.tenant.allocate_async(84 * G));
+        entered.recv().unwrap();
+        let stalled = || {
+            let stats = b.ledger.stats();
+            let mut mine = stats.processes.iter().filter(|it| it.slot == b.ledger.slot());
+            mine.next().unwrap().stalled
+        };
+        // Without signs of life it would count for 100 ms more.
+        let before = stalled();
+        until(|| stalled() > before + Duration::from_millis(300));
+        assert_eq!(c.refusal(10), Some(LedgerRefusal::OlderRequest));
+        // The futures end, and the hook does not.
+        drop((large, small));
+        assert!(!b.waits());
+        let passed = c.tenant.try_allocate(10 * G).map(drop);
+        drop(end);
+        assert_eq!(passed, Ok(()));
+        drop((kept, held, slow));
     }
 }

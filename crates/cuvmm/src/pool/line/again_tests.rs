@@ -334,3 +334,48 @@ fn each_request_has_rounds_of_its_own_and_of_requests_alike_the_first_has_them()
     assert_eq!(world.calls(), before + 1, "the larger one goes on waiting");
     drop(larger);
 }
+
+// I-144
+#[test]
+fn the_mapper_does_its_other_work_between_two_hooks() {
+    let rig = rig();
+    let mapper = Mapper::start(&rig.device).unwrap();
+    let pool = || {
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        pool.mapper(&mapper).build().unwrap()
+    };
+    let (hooked, other) = (pool(), pool());
+    // In the other pool a future waits for memory that the first hook gives up.
+    let other = other.tenant("other").register().unwrap();
+    let held = Arc::new(Mutex::new(Some(other.try_allocate(8 * G).unwrap())));
+    let mut future = Box::pin(other.allocate_async(G));
+    assert!(is_pending(future.as_mut()));
+    let future = Arc::new(Mutex::new(Some(future)));
+    let waits = Arc::new(Mutex::new(Vec::new()));
+    let tenants: Vec<_> = (0..8)
+        .map(|number| {
+            let (held, future, waits) = (held.clone(), future.clone(), waits.clone());
+            let tenant = hooked.tenant(format!("{number}")).priority(number);
+            let tenant = tenant.on_pressure(move |_| {
+                let given = held.lock().unwrap().take();
+                drop(given);
+                let mut future = future.lock().unwrap();
+                let is_served = future.as_mut().is_some_and(|it| !is_pending(it.as_mut()));
+                future.take_if(|_| is_served);
+                waits.lock().unwrap().push(future.is_some());
+            });
+            let tenant = tenant.register().unwrap();
+            let block = tenant.try_allocate(G).unwrap();
+            (tenant, block)
+        })
+        .collect();
+    let asks = hooked.tenant("asks").register().unwrap();
+    let mut request = Box::pin(asks.allocate_async(G));
+    assert!(is_pending(request.as_mut()));
+    // Refused in its turn, which comes once the hooks of the request before it were called.
+    assert!(block_on(asks.allocate_async(u64::MAX >> 1)).is_err());
+    let waits = waits.lock().unwrap().clone();
+    assert_eq!(waits.len(), 8, "each hook once");
+    assert_eq!((waits.first(), waits.last()), (Some(&true), Some(&false)));
+    drop((request, tenants));
+}

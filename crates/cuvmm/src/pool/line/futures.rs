@@ -25,7 +25,7 @@
 //! deadline, on the mapper's thread. A request that is not attempted, since an earlier one does not
 //! fit, calls no hook again. Memory that hooks free goes to the first request that it is enough for.
 //! Wakers are called on that thread too, and should only schedule their task. A slow hook or waker
-//! delays all pools of the device that the mapper serves. So does the device itself on drivers before
+//! delays all pools that the mapper serves, which it serves between two hooks. So does the device itself on drivers before
 //! CUDA 12.5, where only synchronizing with it shows that work on blocks without a home stream is
 //! complete. A panic in a hook or waker is logged, and the mapper goes on. A future that is polled
 //! first in a hook behaves like the `try_` form of its method, driver calls included. A future that

@@ -6,6 +6,7 @@ mod again_tests;
 mod clock;
 pub mod futures;
 mod in_ledger;
+mod lacked;
 mod needs;
 mod of_holder;
 mod pressure;
@@ -84,11 +85,12 @@ impl Line {
         self.queue.turn(number, attempts, &self.clock)
     }
 
-    /// Notes that a turn that called hooks has ended, before which memory had become free
+    /// Notes that a turn that calls hooks has ended, before which memory had become free
     /// `freed_count` times. Memory that a hook gave up is for the first request that it is enough for.
-    fn note_called(&mut self, number: u64, freed_count: u64) {
+    /// Returns `true` if the request's round of hooks goes on.
+    fn note_called(&mut self, turn: &Turn, freed_count: u64) -> bool {
         self.queue.memory_freed |= self.freed_count != freed_count;
-        self.queue.note_called(number, &self.clock);
+        self.queue.note_called(turn, &self.clock)
     }
 
     /// Returns `true` if a future waits.

@@ -9,6 +9,7 @@ use cuvmm_driver::StreamHandle;
 
 use super::Pause;
 use super::clock::Clock;
+use super::lacked::Lacked;
 use super::queued::HolderWant;
 use super::wanted::OwnedOptions;
 use crate::error::BlockError;
@@ -39,7 +40,9 @@ pub(super) struct Request {
     group: Group,
     pub(super) want: Want,
     pub(super) waker: Option<Waker>,
-    /// The end of the last turn that called pressure hooks.
+    /// The tenants whose hooks were called in this round.
+    asked: Vec<TenantId>,
+    /// The end of the last round.
     called: Option<Instant>,
     /// The request's place among those of all processes, if the pool is in a ledger.
     place: Option<InLine>,
@@ -146,9 +149,20 @@ pub(super) struct Turn {
     pub(super) number: u64,
     pub(super) group: Group,
     pub(super) want: Want,
-    /// `true` if the turn calls pressure hooks.
+    /// `true` if the turn calls a pressure hook.
     pub(super) appeals: bool,
+    /// How many hooks the round has called before.
+    pub(super) asked: usize,
     pub(super) place: Option<InLine>,
+}
+
+/// The rest of a pass over the queue.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    /// The requests that are to have their turns.
+    pub(super) heads: BTreeMap<u64, Group>,
+    /// The groups whose requests found too little memory.
+    pub(super) short: Vec<(Group, BlockError)>,
 }
 
 #[derive(Debug, Default)]
@@ -160,10 +174,16 @@ pub(super) struct Queue {
     fresh: BTreeSet<u64>,
     listeners: BTreeSet<u64>,
     pub(super) answers: BTreeMap<u64, Answer>,
-    /// The memory that requests lacked of a ledger in the last pass, at the place of the oldest.
-    pub(super) lacking: Option<(InLine, Lacking)>,
+    /// The memory that requests have lacked of a ledger since the last service.
+    lacking: Lacked,
+    /// The memory that they lacked before, as other processes see it.
+    shown: Lacked,
+    /// `true` if other processes see memory for a request that has ended.
+    shows_too_much: bool,
     /// `true` if other threads announced memory since the queue was last searched.
     pub(super) memory_freed: bool,
+    /// The rest of a pass that a hook has interrupted.
+    pub(super) rest: Option<Pass>,
     /// `true` if the stream caches were emptied since a request joined the empty queue. No block
     /// goes there while requests wait.
     pub(super) swept: bool,
@@ -193,8 +213,8 @@ impl Queue {
         self.groups.get(&group)?.first().copied()
     }
 
-    /// Returns a request's turn. The first one calls hooks, and each [after a
-    /// time](Clock::is_time_again) that makes an attempt, which is `attempts`.
+    /// Returns a request's turn. The first one begins a round of hooks, and so does one that makes an
+    /// attempt, which is `attempts`, [after a time](Clock::is_time_again).
     pub(super) fn turn(&mut self, number: u64, attempts: bool, clock: &Clock) -> Option<Turn> {
         let request = self.requests.get(&number)?;
         let again = |called| attempts && clock.is_time_again(called);
@@ -203,15 +223,37 @@ impl Queue {
             group: request.group,
             want: request.want.clone(),
             appeals: self.fresh.remove(&number) || request.called.is_some_and(again),
+            asked: request.asked.len(),
             place: request.place,
         })
     }
 
-    /// Notes that a turn that called hooks has ended.
-    pub(super) fn note_called(&mut self, number: u64, clock: &Clock) {
+    /// Takes out the tenants whose hooks were called in a request's round, which is over unless it is
+    /// [kept](Self::keep_round).
+    pub(super) fn take_round(&mut self, number: u64) -> Vec<TenantId> {
+        let request = self.requests.get_mut(&number);
+        request.map_or_else(Vec::new, |it| std::mem::take(&mut it.asked))
+    }
+
+    /// Lets a request's round go on in its next turn.
+    pub(super) fn keep_round(&mut self, number: u64, asked: Vec<TenantId>) {
         if let Some(request) = self.requests.get_mut(&number) {
-            request.called = Some(clock.now());
+            request.asked = asked;
         }
+    }
+
+    /// Notes that a turn that [appeals](Turn::appeals) has ended. Returns `true` if it called a hook:
+    /// then the round goes on, behind other work of the mapper.
+    pub(super) fn note_called(&mut self, turn: &Turn, clock: &Clock) -> bool {
+        let Some(request) = self.requests.get_mut(&turn.number) else {
+            return false;
+        };
+        request.called = Some(clock.now());
+        let goes_on = request.asked.len() > turn.asked;
+        if goes_on {
+            self.fresh.insert(turn.number);
+        }
+        goes_on
     }
 
     /// Lets a request that was not attempted in its turn call hooks in the next one.
@@ -263,6 +305,7 @@ impl Queue {
             group,
             want,
             waker,
+            asked: Vec::new(),
             called: None,
             place,
         };
@@ -271,12 +314,29 @@ impl Queue {
     }
 
     pub(super) fn note_lacking(&mut self, number: u64, lacking: Lacking) {
-        let place = self.requests.get(&number).and_then(|it| it.place);
-        let Some(place) = place else { return };
-        self.lacking = Some(match self.lacking.take() {
-            Some((oldest, noted)) => (oldest.min(place), lacking.with(Some(noted))),
-            None => (place, lacking),
-        });
+        if let Some(place) = self.requests.get(&number).and_then(|it| it.place) {
+            self.lacking.note(number, place, lacking);
+        }
+    }
+
+    /// Ends a service. Returns what other processes are to see from now on.
+    pub(super) fn show_lacking(&mut self) -> Option<(InLine, Lacking)> {
+        match self.rest {
+            None => self.shown = std::mem::take(&mut self.lacking),
+            Some(_) => self.shown.add(&self.lacking),
+        }
+        self.show()
+    }
+
+    /// Returns `true` if other processes see memory for a request that has ended.
+    pub(super) const fn shows_too_much(&self) -> bool {
+        self.shows_too_much
+    }
+
+    /// Returns what other processes are to see from now on.
+    pub(super) fn show(&mut self) -> Option<(InLine, Lacking)> {
+        self.shows_too_much = false;
+        self.shown.all()
     }
 
     pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Request> {
@@ -291,6 +351,8 @@ impl Queue {
         let request = self.requests.remove(&number)?;
         self.listeners.remove(&number);
         self.fresh.remove(&number);
+        self.lacking.remove(number);
+        self.shows_too_much |= self.shown.remove(number);
         if let Some(numbers) = self.groups.get_mut(&request.group) {
             numbers.remove(&number);
             if numbers.is_empty() {

@@ -127,11 +127,16 @@ impl Core {
             return None;
         }
         self.look(|state| {
-            if let Some(request) = state.memory.line.queue.take(number) {
+            let queue = &mut state.memory.line.queue;
+            if let Some(request) = queue.take(number) {
                 self.waiting.fetch_sub(1, Ordering::SeqCst);
+                // The mapper's thread may be in a hook, and shows nothing until that returns.
+                if queue.shows_too_much() {
+                    self.queue_in_ledger(queue.show());
+                }
                 defer(move || drop(request));
             }
-            state.memory.line.queue.answers.remove(&number)
+            queue.answers.remove(&number)
         })
     }
 
@@ -147,7 +152,6 @@ impl Core {
         while let Some(number) = state.memory.line.queue.first() {
             self.answer(&mut state.memory.line, number, Err(BlockError::NoMapper));
         }
-        drop(state);
         self.queue_in_ledger(None);
     }
 }

@@ -5,13 +5,16 @@
 //! does not fit, and does not attempt requests behind it that cannot fit either. So the earliest of
 //! the requests that fit is served first. After a grant the next request alike is not attempted if
 //! nothing is left for it. If another thread or a hook gives memory up meanwhile, the pass starts
-//! again at the front.
+//! again at the front. A hook may take long: behind each one the pass is interrupted, and the mapper
+//! does its other work for all pools before the pass goes on.
+//!
+//! Keeps I-144.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use super::queue::{Group, Turn, Want};
+use super::queue::{Group, Pass, Turn, Want};
 use super::queued::HolderWant;
 use super::relief::Demand;
 use super::wait::Wait;
@@ -59,19 +62,27 @@ impl Core {
     /// Serves the queue. Returns the time until the next service, unless the mapper is woken
     /// before.
     pub(in crate::pool) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
-        if self.look(|state| state.memory.line.queue.is_empty()) {
-            self.queue_in_ledger(None);
+        let is_empty = self.look(|state| {
+            let is_empty = state.memory.line.queue.is_empty();
+            if is_empty {
+                state.memory.line.queue.rest = None;
+                self.queue_in_ledger(None);
+            }
+            is_empty
+        });
+        if is_empty {
             return None;
         }
         let mut served = false;
         for pass in 1..=PASSES {
             served |= self.serve_once(stop, pass < PASSES);
-            if !self.lock().memory.line.queue.memory_freed {
+            let state = self.lock();
+            let queue = &state.memory.line.queue;
+            if !queue.memory_freed || queue.rest.is_some() {
                 break;
             }
         }
-        let lacking = self.look(|state| state.memory.line.queue.lacking.take());
-        self.queue_in_ledger(lacking);
+        self.look(|state| self.queue_in_ledger(state.memory.line.queue.show_lacking()));
         served |= self.tell_listeners();
         // If only a synchronization shows whether fences are complete, it is made here and not in a
         // poll.
@@ -80,23 +91,22 @@ impl Core {
             // The next attempt reports the error to all requests.
             Err(_) => (self.lock(), true),
         };
-        state.memory.line.queue.nap(served || settled)
+        let queue = &mut state.memory.line.queue;
+        let nap = queue.nap(served || settled);
+        match queue.rest {
+            Some(_) => nap.map(|_| Duration::ZERO),
+            None => nap,
+        }
     }
 
-    /// Gives each request its turn; returns `true` if one was answered. With `may_end`, returns
-    /// early if memory became free meanwhile.
+    /// Gives each request its turn; returns `true` if one was answered. Returns early behind a hook
+    /// and, with `may_end`, if memory became free meanwhile.
     fn serve_once(&self, stop: &AtomicBool, may_end: bool) -> bool {
-        let mut state = self.lock();
-        state.memory.line.queue.memory_freed = false;
-        if !state.memory.line.queue.swept {
-            // Blocks freed while requests wait are announced instead of going to a stream cache.
-            state.blocks.sweep_each();
-            state.memory.line.queue.swept = true;
-        }
-        let mut heads = state.memory.line.queue.heads();
-        drop(state);
+        let Pass {
+            mut heads,
+            mut short,
+        } = self.begin_pass();
         let mut served = false;
-        let mut short: Vec<(Group, BlockError)> = Vec::new();
         while let Some((number, group)) = heads.pop_first() {
             let mut state = self.lock();
             if stop.load(Ordering::Acquire) || (may_end && state.memory.line.queue.memory_freed) {
@@ -114,8 +124,10 @@ impl Core {
                 None => self.take_turn(&turn),
             };
             let mut state = self.lock();
-            if turn.appeals {
-                state.memory.line.note_called(number, freed_count);
+            if turn.appeals && state.memory.line.note_called(&turn, freed_count) {
+                heads.insert(number, group);
+                state.memory.line.queue.rest = Some(Pass { heads, short });
+                return served;
             }
             match came {
                 Served::Granted | Served::Ended => {
@@ -133,6 +145,26 @@ impl Core {
             }
         }
         served
+    }
+
+    /// Begins a pass at the front of the queue, or goes on with one that a hook has interrupted if no
+    /// memory became free since.
+    fn begin_pass(&self) -> Pass {
+        let mut state = self.lock();
+        let freed = std::mem::take(&mut state.memory.line.queue.memory_freed);
+        let rest = state.memory.line.queue.rest.take();
+        if let Some(rest) = rest.filter(|_| !freed) {
+            return rest;
+        }
+        if !state.memory.line.queue.swept {
+            // Blocks freed while requests wait are announced instead of going to a stream cache.
+            state.blocks.sweep_each();
+            state.memory.line.queue.swept = true;
+        }
+        Pass {
+            heads: state.memory.line.queue.heads(),
+            short: Vec::new(),
+        }
     }
 
     fn take_turn(&self, turn: &Turn) -> Served {

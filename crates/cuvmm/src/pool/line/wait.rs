@@ -255,8 +255,8 @@ impl Core {
     }
 
     /// Calls hooks to give memory back, first the tenant's own and then those of other tenants, in
-    /// turn, each once, while they can help and the request is not withdrawn. Releases the lock for
-    /// each hook.
+    /// turn, each once, while they can help and the request is not withdrawn. A turn in the queue calls
+    /// one of them. Releases the lock for each hook.
     pub(super) fn call_hooks<'a, T>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T>,
@@ -265,9 +265,14 @@ impl Core {
         wait: Wait,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Attempt<'a, T> {
-        let mut asked = Vec::new();
+        let queued = match wait {
+            Wait::Turn { number, .. } => Some(number),
+            _ => None,
+        };
+        let round = |number| state.memory.line.queue.take_round(number);
+        let mut asked = queued.map_or_else(Vec::new, round);
         while let Some(error) = shortage_in(&outcome) {
-            if matches!(wait, Wait::Turn { number, .. } if !state.memory.line.has(number)) {
+            if queued.is_some_and(|number| !state.memory.line.has(number)) {
                 break;
             }
             let least = demand.least(&state.blocks);
@@ -280,9 +285,16 @@ impl Core {
                 break;
             };
             asked.push(hook_call.to());
+            if let Some(number) = queued {
+                let asked = std::mem::take(&mut asked);
+                state.memory.line.queue.keep_round(number, asked);
+            }
             Self::unlock(state);
             hook_call.call();
             (state, outcome) = self.beside_others(self.lock(), attempt);
+            if queued.is_some() {
+                break;
+            }
         }
         (state, outcome)
     }

@@ -6,17 +6,22 @@
 use std::io::{Write as _, stdin, stdout};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::{Driver, DriverKind, HandleTypes};
 use cuvmm::error::{BlockError, LedgerError, PoolError, ShareError, SleepError};
+use cuvmm::pool::futures::AllocateFuture;
 use cuvmm::share::{Listener, sweep};
 use cuvmm::{
-    Attachment, Block, Channel, Contents, Device, HostStore, Ledger, Limit, Offer, Pool, Tenant,
+    Attachment, Block, Channel, Contents, Device, HostStore, Ledger, Limit, Mapper, Offer, Pool,
+    Tenant,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, WaitOptions, getppid, set_parent_process_death_signal, wait};
@@ -27,6 +32,9 @@ use crate::common::{G, manner};
 
 /// How long a forked child of the random work lives at most.
 const SHORT_LIFE: Duration = Duration::from_millis(200);
+
+/// How long a slow hook takes: longer than a request without signs of life counts.
+const SLOW: Duration = Duration::from_millis(150);
 
 /// The beginning of the names of sockets on which the random work offers blocks.
 const SHARED: &str = "share ";
@@ -105,6 +113,9 @@ pub fn play() {
                 // Cached memory stays.
                 member.blocks.clear();
                 member.attached.clear();
+                member.requests.clear();
+                member.kept.lock().unwrap().clear();
+                member.ledger.set_process_limit(setting.limit * G).unwrap();
                 member.tenants.truncate(1);
                 member.tenants[0].set_guarantee(0).unwrap();
                 member.ledger.set_guarantee(0).unwrap();
@@ -117,10 +128,12 @@ pub fn play() {
         pool,
         blocks,
         attached,
+        requests,
+        kept,
         tenants,
         ..
     } = member;
-    drop((blocks, attached, tenants));
+    drop((blocks, attached, requests, kept, tenants));
     pool.close().unwrap();
 }
 
@@ -173,8 +186,12 @@ struct Member<'a> {
     blocks: Vec<Held>,
     /// Memory of other processes.
     attached: Vec<Attachment>,
+    requests: Vec<Pin<Box<AllocateFuture>>>,
+    /// Blocks of futures, which the hook of the first tenant drops.
+    kept: Arc<Mutex<Vec<Block>>>,
     tenants: Vec<Tenant>,
     pool: Pool,
+    _mapper: Mapper,
     ledger: Ledger,
     setting: &'a Setting,
 }
@@ -193,13 +210,26 @@ impl<'a> Member<'a> {
             }
         };
         let pool = Pool::builder(&setting.device).limit(Limit::Bytes(setting.limit * G));
+        let mapper = Mapper::start(&setting.device).unwrap();
         let pool = pool.shareable(HandleTypes::POSIX_FD).ledger(&ledger);
-        let pool = pool.build().unwrap();
+        let pool = pool.mapper(&mapper).build().unwrap();
+        let (kept, calls) = (Arc::<Mutex<Vec<Block>>>::default(), AtomicU64::new(0));
+        let gives = Arc::downgrade(&kept);
+        let first = pool.tenant("first").on_pressure(move |_| {
+            if calls.fetch_add(1, Ordering::SeqCst) % 8 == 7 {
+                std::thread::sleep(SLOW);
+            }
+            let given = gives.upgrade().and_then(|kept| kept.lock().unwrap().pop());
+            drop(given);
+        });
         Self {
             blocks: vec![],
             attached: vec![],
-            tenants: vec![pool.tenant("first").register().unwrap()],
+            requests: vec![],
+            kept,
+            tenants: vec![first.register().unwrap()],
             pool,
+            _mapper: mapper,
             ledger,
             setting,
         }
@@ -227,6 +257,19 @@ impl<'a> Member<'a> {
                 None => panic!("{error}"),
             },
         }
+    }
+
+    /// Takes what futures were granted.
+    fn poll_requests(&mut self) {
+        let mut context = Context::from_waker(Waker::noop());
+        self.requests.retain_mut(|request| {
+            let polled = request.as_mut().poll(&mut context);
+            if let Poll::Ready(outcome) = polled {
+                self.kept.lock().unwrap().extend(short(outcome));
+                return false;
+            }
+            true
+        });
     }
 
     /// Gives its last block to the process that connects to a socket of this name.
@@ -363,7 +406,7 @@ fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
     let awake = |held: &Held| !held.block.is_asleep();
     let any = random.usize(..member.blocks.len().max(1));
     let tenant = random.usize(..member.tenants.len());
-    match random.u8(..117) {
+    match random.u8(..126) {
         100..106 if !member.blocks.is_empty() => {
             // The process that attaches it may be killed meanwhile.
             let _ = member.offer(&format!("{SHARED}{}", member.setting.name), wait / 4);
@@ -376,6 +419,19 @@ fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
         114..117 if !member.attached.is_empty() => {
             let any = random.usize(..member.attached.len());
             drop(member.attached.swap_remove(any));
+        }
+        117..121 if member.requests.len() < 2 && member.kept.lock().unwrap().len() < 3 => {
+            let size = random.u64(1..=most) * G;
+            let request = Box::pin(member.tenants[tenant].allocate_async(size));
+            member.requests.push(request);
+            member.poll_requests();
+        }
+        117..123 => member.poll_requests(),
+        123 => drop(member.requests.pop()),
+        124 => member.ledger.set_priority(random.i32(-2..=2)).unwrap(),
+        125 => {
+            let limit = random.u64(member.setting.limit / 2..=member.setting.limit);
+            member.ledger.set_process_limit(limit * G).unwrap();
         }
         0..35 if member.blocks.len() < 6 => {
             let block = member.tenants[tenant].block(random.u64(1..=most) * G);

@@ -54,8 +54,8 @@ def environment():
 
 
 def library():
-    """Builds the stand-in under the name that loaders look for."""
-    run("cargo", "build", "--quiet", "--package", "fakecuda", "--lib", cwd=ROOT)
+    """Builds the stand-in as the tests do, under the name that loaders look for."""
+    run("cargo", "build", "--quiet", "--profile", "test", "--package", "fakecuda", "--lib", cwd=ROOT)
     (PLACE / "lib").mkdir(parents=True, exist_ok=True)
     built = (TARGET / "debug/libfakecuda.so").read_bytes()
     for name in ("libcuda.so.1", "libcuda.so"):

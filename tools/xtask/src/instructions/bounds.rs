@@ -19,7 +19,8 @@ pub(crate) struct Path {
     case: &'static str,
     /// The number of operations between two marks.
     batch: u64,
-    /// The number of stretches between marks.
+    /// The number of stretches between marks. One is enough where a stretch has many instructions: two more that
+    /// are not counted come first, and later ones take nearly as many.
     rounds: u64,
     /// The maximum number of instructions per operation.
     pub(crate) bound: u32,
@@ -49,13 +50,13 @@ pub(crate) const PATHS: &[Path] = &[
     Path { name: "grow",            case: "grow",            batch: 32, rounds: 3,  measured: 276, bound: 315, crowded: true, in_ledger: true },
     // A tile among 1,024 and 16,384, including the model's own work; a cache's figures per range,
     // with 128 and 1,024 ranges.
-    Path { name: "tile",            case: "tile",            batch: 4,  rounds: 2,  measured: 35_890, bound: 41_000, crowded: true, in_ledger: false },
+    Path { name: "tile",            case: "tile",            batch: 4,  rounds: 1,  measured: 35_890, bound: 41_000, crowded: true, in_ledger: false },
     Path { name: "kv-stats",        case: "kv-stats",        batch: 1024, rounds: 1, measured: 176, bound: 200, crowded: true, in_ledger: false },
     // A block of a paged cache backed and released, of 256 and alone, where its extent is there; and
     // only backed.
-    Path { name: "paged-back",      case: "paged-back",      batch: 256, rounds: 2, measured: 230, bound: 250, crowded: true, in_ledger: false },
+    Path { name: "paged-back",      case: "paged-back",      batch: 256, rounds: 1, measured: 230, bound: 250, crowded: true, in_ledger: false },
     Path { name: "paged-back-one",  case: "paged-back",      batch: 1,  rounds: 16, measured: 702, bound: 800, crowded: false, in_ledger: false },
-    Path { name: "paged-backed",    case: "paged-backed",    batch: 256, rounds: 2, measured: 90, bound: 103, crowded: true, in_ledger: false },
+    Path { name: "paged-backed",    case: "paged-backed",    batch: 256, rounds: 1, measured: 90, bound: 103, crowded: true, in_ledger: false },
     Path { name: "paged-backed-one", case: "paged-backed",   batch: 1,  rounds: 16, measured: 361, bound: 415, crowded: false, in_ledger: false },
     // The longest sections under a pool's lock, per slot, with 400 slots of 100 tenants, half of
     // them idle: computing the headroom, and the pool's statistics.
@@ -65,14 +66,14 @@ pub(crate) const PATHS: &[Path] = &[
     // Paths that map and unmap, with the model's own work: an extent reclaimed among 10,000 freed slots
     // of 100 tenants; a block with new memory; an allocation of a heap that has nothing free; a block put
     // to sleep; a granule of a region committed, and withdrawn.
-    Path { name: "reclaim",         case: "reclaim",         batch: 1,  rounds: 4,  measured: 180_654, bound: 186_100, crowded: false, in_ledger: false },
-    Path { name: "cold",            case: "cold",            batch: 8,  rounds: 2,  measured: 20_969, bound: 21_600, crowded: false, in_ledger: false },
-    Path { name: "heap-miss",       case: "heap-miss",       batch: 8,  rounds: 2,  measured: 27_232, bound: 28_050, crowded: false, in_ledger: false },
-    Path { name: "sleep",           case: "sleep",           batch: 16, rounds: 2,  measured: 11_604, bound: 11_950, crowded: false, in_ledger: false },
-    Path { name: "region-commit",   case: "commit",          batch: 8,  rounds: 2,  measured: 20_988, bound: 21_620, crowded: false, in_ledger: false },
-    Path { name: "region-decommit", case: "decommit",        batch: 8,  rounds: 2,  measured: 4983, bound: 5135, crowded: false, in_ledger: false },
+    Path { name: "reclaim",         case: "reclaim",         batch: 1,  rounds: 1,  measured: 180_654, bound: 186_100, crowded: false, in_ledger: false },
+    Path { name: "cold",            case: "cold",            batch: 8,  rounds: 1,  measured: 20_969, bound: 21_600, crowded: false, in_ledger: false },
+    Path { name: "heap-miss",       case: "heap-miss",       batch: 8,  rounds: 1,  measured: 27_232, bound: 28_050, crowded: false, in_ledger: false },
+    Path { name: "sleep",           case: "sleep",           batch: 16, rounds: 1,  measured: 11_604, bound: 11_950, crowded: false, in_ledger: false },
+    Path { name: "region-commit",   case: "commit",          batch: 8,  rounds: 1,  measured: 20_988, bound: 21_620, crowded: false, in_ledger: false },
+    Path { name: "region-decommit", case: "decommit",        batch: 8,  rounds: 1,  measured: 4983, bound: 5135, crowded: false, in_ledger: false },
     // 1,024 elements appended to a vector with memory for them, with the copy.
-    Path { name: "vec-extend",      case: "extend",          batch: 16, rounds: 2,  measured: 10_475, bound: 10_790, crowded: false, in_ledger: false },
+    Path { name: "vec-extend",      case: "extend",          batch: 16, rounds: 1,  measured: 10_475, bound: 10_790, crowded: false, in_ledger: false },
     // A future that waits granted a block that was freed, on the mapper's thread. The C library's allocator
     // takes 980 to 1,340 of them, by what the other thread freed last.
     Path { name: "future",          case: "future",          batch: 16, rounds: 1,  measured: 7240, bound: 7640, crowded: false, in_ledger: false },

@@ -64,19 +64,19 @@ impl Instructions {
             println!("{:<18} {few:>7.1}  at most {}", path.name, path.bound);
             complaints.extend(path.complaint(few));
             if path.in_ledger {
-                let mut tries = 0;
+                let (mut without, mut tries) = (few, 1);
                 let (within, difference) = loop {
-                    let (Some(without), Some(within)) = (
-                        counted(path, Setting::Few)?,
-                        counted(path, Setting::Ledger)?,
-                    ) else {
+                    let Some(within) = counted(path, Setting::Ledger)? else {
                         return self.refused();
                     };
                     let difference = path.difference(without, within);
-                    tries += 1;
                     if difference.is_none() || tries == TRIES {
                         break (within, difference);
                     }
+                    let Some(again) = counted(path, Setting::Few)? else {
+                        return self.refused();
+                    };
+                    (without, tries) = (again, tries + 1);
                 };
                 println!("{:<18} {within:>7.1}  as many", "  in a ledger");
                 complaints.extend(path.complaint(within));

@@ -32,7 +32,7 @@ class Paged(unittest.TestCase):
             for layout in ("block-major", "token-major", "layer-major"):
                 kv = make(layout=layout, pinned=[63, 0, 63], name=layout)
                 assert (kv.block_bytes, kv.extent, kv.pinned, kv.device) == (MIB, 2 * MIB, (0, 63), 0)
-                assert repr(kv) == f"<cuvmm.torch.PagedKv {layout!r} 64 blocks of 1048576 bytes, {layout}, on device 0>"
+                assert repr(kv) == f"<cuvmm.torch.PagedKv {layout!r} 64 blocks of 1 MiB, {layout}, on device 0>"
                 kv.back([5])
                 written = {}
                 for layer in range(2):

@@ -228,6 +228,7 @@ class Publish(unittest.TestCase):
             cuvmm.publish({"it": tensor}, "model")
             tensor.fill(bytes(100))
             assert cuvmm.attach("model")["it"].bytes() == before
+            assert ": 1 tensor, " in repr(cuvmm.attach("model")), cuvmm.attach("model")
             """
         )
 
@@ -277,15 +278,15 @@ class Publish(unittest.TestCase):
             published = cuvmm.publish({"a": source}, "model")
             assert cuvmm.stats().limit == 44 * MIB, cuvmm.stats().limit
             assert cuvmm.stats().published == 20 * MIB
-            assert "published  20.0 MiB" in str(cuvmm.stats()), str(cuvmm.stats())
+            assert "published  20 MiB" in str(cuvmm.stats()), str(cuvmm.stats())
             refused(cuvmm.OutOfMemoryError, lambda: cuvmm.empty(30 * MIB), "44 MiB")
             # A second version needs room beside the first.
             again = lambda: cuvmm.publish({"a": source}, "model")
             assert again().version == 2 and cuvmm.stats().limit == 44 * MIB
             larger = cuvmm.empty(10 * MIB)
             held = cuvmm.stats().held
-            refused(cuvmm.OutOfMemoryError, again, "no room for 20.0 MiB",
-                "the limit is 64.0 MiB", "shareable memory 20.0 MiB")
+            refused(cuvmm.OutOfMemoryError, again, "no room for 20 MiB",
+                "the limit is 64 MiB", "shareable memory 20 MiB")
             assert cuvmm.stats().limit == 44 * MIB and cuvmm.stats().held == held
             assert cuvmm.attach("model").version == 2
             published.withdraw()

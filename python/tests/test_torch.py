@@ -204,7 +204,7 @@ class Install(unittest.TestCase):
             """
             cuvmm.torch.install(limit="1TiB", tenant="Größe ✓ 模型")
             for _ in range(2):
-                refused(cuvmm.Error, lambda: cuvmm.empty(1), "limit is 1.0 TiB", "to 256.0 MiB")
+                refused(cuvmm.Error, lambda: cuvmm.empty(1), "limit is 1 TiB", "to 256 MiB")
             """
         )
 

@@ -203,10 +203,7 @@ fn done(section: Section) -> Done {
                 for row in ["| chat ", "| code ", "|   /cache ", "|   /model "] {
                     assert!(text.contains(row), "{row}: {text}");
                 }
-                assert!(
-                    text.contains("of 1.0 GiB charged; figures in GiB"),
-                    "{text}"
-                );
+                assert!(text.contains("of 1 GiB charged; figures in GiB"), "{text}");
                 once += 1;
             }
             ["cuvmm", "top", ..] => {

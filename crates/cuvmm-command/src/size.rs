@@ -1,6 +1,6 @@
 //! Parsing of sizes on the command line and in plans, and sizes for people.
 
-use bytesize::ByteSize;
+use cuvmm::display::Bytes;
 
 /// The first letters of the units, each 1,024 or 1,000 times the unit before.
 const UNITS: &str = "kmgtpe";
@@ -27,9 +27,9 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("a size is at most {} bytes, just under 16 EiB", u64::MAX))
 }
 
-/// Formats a size for people, in units of 1,024.
+/// Formats a size for people, as errors and statistics of the library do.
 pub fn iec(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
+    Bytes(bytes).to_string()
 }
 
 /// Parses a size. Returns `None` if the text is not a size, and `Some(None)` if the size does not

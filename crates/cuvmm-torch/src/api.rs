@@ -18,7 +18,7 @@ use cuvmm::driver::StreamHandle;
 use crate::collecting::{self, Collector};
 use crate::cxx::{Exception, Filter, StreamFilter};
 use crate::edge::{self, complain, guard, status};
-use crate::error::Error;
+use crate::error::{Error, asked};
 use crate::graphs;
 use crate::settings::Configuration;
 use crate::table::PoolId;
@@ -373,7 +373,8 @@ pub(crate) fn answered(size: isize, device: c_int, outcome: Result<usize, Error>
             complain(
                 &error,
                 &format!(
-                    "allocation of {size} bytes under a tag on device {device} failed: {error}{advice}"
+                    "allocation of {} under a tag on device {device} failed: {error}{advice}",
+                    asked(size)
                 ),
             );
             ptr::null_mut()

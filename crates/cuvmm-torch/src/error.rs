@@ -1,8 +1,8 @@
 //! The errors of this library's functions.
 
-use bytesize::ByteSize;
 use std::path::{Path, PathBuf};
 
+use cuvmm::display::Bytes;
 use cuvmm::driver::cuda::OpenError;
 use cuvmm::error::{ChannelError, FolderError, GroupError, PagedKvError, ShareError};
 use cuvmm::{
@@ -23,7 +23,7 @@ pub(crate) enum Error {
     },
     #[error(
         "{name} is {}: the device allows {} to {}",
-        size(*value), size(*least), size(*most)
+        Bytes(*value), Bytes(*least), Bytes(*most)
     )]
     Limit {
         name: &'static str,
@@ -96,7 +96,7 @@ pub(crate) enum Error {
     #[error(
         "there is no room for {} of shareable memory: the limit is {}, other allocations hold {} of it \
          and shareable memory {}, and {} always stay for other allocations",
-        size(*wanted), size(*limit), size(*held), size(*shareable), size(*granule)
+        Bytes(*wanted), Bytes(*limit), Bytes(*held), Bytes(*shareable), Bytes(*granule)
     )]
     NoRoom {
         wanted: u64,
@@ -130,7 +130,7 @@ pub(crate) enum Error {
          and call cuvmm.trim({0:?}), before it sleeps"
     )]
     WasSent(String),
-    #[error("{bytes} bytes at offset {offset} are not all in a block of {}", size(*.block))]
+    #[error("{bytes} bytes at offset {offset} are not all in a block of {}", Bytes(*.block))]
     OutsideOfBlock { offset: u64, bytes: u64, block: u64 },
     #[error("the memory came from another process: send a copy of it (tensor.clone())")]
     FromElsewhere,
@@ -292,8 +292,12 @@ const fn is_gone(error: &ChannelError) -> bool {
     )
 }
 
-pub(crate) fn size(bytes: u64) -> impl std::fmt::Display {
-    ByteSize::b(bytes).display().iec()
+/// Formats the size that a caller asked for, which may be negative.
+pub(crate) fn asked(size: isize) -> String {
+    match u64::try_from(size) {
+        Ok(bytes) => Bytes(bytes).to_string(),
+        Err(_) => format!("{size} bytes"),
+    }
 }
 
 /// Formats bytes as PyTorch does, with two digits after the point: programs parse the text.

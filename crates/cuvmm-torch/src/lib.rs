@@ -242,10 +242,7 @@ fn failed(size: isize, device: c_int, error: &Error, advice: &str) -> Outcome {
     } else {
         None
     };
-    let size = match bytes {
-        Ok(bytes) => error::size(bytes).to_string(),
-        Err(_) => format!("{size} bytes"),
-    };
+    let size = error::asked(size);
     let text = format!("allocation of {size} on device {device} failed: {error}{advice}");
     // A forked child does as little as possible.
     let exception = exception.or_else(|| match error {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr as _;
 
 use bytesize::ByteSize;
+use cuvmm::display::Bytes;
 use cuvmm::heap::Preset;
 use serde::Deserialize;
 
@@ -188,7 +189,7 @@ impl Configuration {
             rdma: self.rdma.or(earlier.rdma),
             shareable: self.shareable.or(earlier.shareable),
         };
-        let size = |bytes| ByteSize::b(bytes).display().iec().to_string();
+        let size = |bytes| Bytes(bytes).to_string();
         let of_a_ledger = [
             ("ledger_limit", merged.ledger_limit.map(size)),
             ("guarantee", merged.guarantee.map(size)),
@@ -201,7 +202,7 @@ impl Configuration {
             Some((name, value)) => Err(Error::Configured {
                 name,
                 value,
-                expected: "a setting of a ledger: name its directory too",
+                expected: "given with `ledger`, the directory of one",
             }),
             None => Ok(merged),
         }
@@ -374,7 +375,7 @@ mod tests {
         for name in ["ledger_limit", "guarantee", "priority"] {
             let alone = parse(&format!(r#"{{"{name}": 1024}}"#)).over(Configuration::default());
             let error = alone.expect_err("no directory").to_string();
-            assert!(error.contains("name its directory too"), "{error}");
+            assert!(error.contains("must be given with `ledger`"), "{error}");
             assert!(error.contains(name), "{error}");
         }
     }

@@ -3,13 +3,14 @@
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
+use cuvmm::display::{Bytes, Count};
 use cuvmm::driver::Call;
 use cuvmm::heap::HeapStats;
 use cuvmm::pool::PoolStats;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::error::{as_pytorch, size};
+use crate::error::as_pytorch;
 use crate::figures::{Figure, Figures};
 use crate::heaps::DeviceHeap;
 use crate::paged::caches;
@@ -282,34 +283,34 @@ pub(crate) fn table(device: i32) -> Option<String> {
     let _ = writeln!(
         text,
         "cuvmm on device {device} ({name}, {})",
-        size(known.device.total_memory())
+        Bytes(known.device.total_memory())
     );
     let _ = writeln!(
         text,
-        "allocated  {} in {} allocations, at most {} so far",
-        size(bytes.current),
-        count.current,
-        size(bytes.peak)
+        "allocated  {} in {}, at most {} so far",
+        Bytes(bytes.current),
+        Count(count.current, "allocation"),
+        Bytes(bytes.peak)
     );
     let _ = writeln!(
         text,
-        "held       {} in {} extents with {} mappings, at most {} so far",
-        size(heap.held),
-        heap.extents,
-        heap.mappings,
-        size(heap.peak_held)
+        "held       {} in {} with {}, at most {} so far",
+        Bytes(heap.held),
+        Count(heap.extents, "extent"),
+        Count(heap.mappings, "mapping"),
+        Bytes(heap.peak_held)
     );
     let _ = writeln!(
         text,
         "free       {} of it, {} pending on GPU work; the longest range is {}",
-        size(heap.free),
-        size(heap.pending_free),
-        size(heap.largest_run)
+        Bytes(heap.free),
+        Bytes(heap.pending_free),
+        Bytes(heap.largest_run)
     );
     let _ = writeln!(
         text,
-        "failed     {} allocations, {} for lack of memory",
-        known.failed.load(Ordering::Relaxed),
+        "failed     {}, {} for lack of memory",
+        Count(known.failed.load(Ordering::Relaxed), "allocation"),
         figures.ooms
     );
     let host: u64 = tags::figures::figures(known)
@@ -321,18 +322,18 @@ pub(crate) fn table(device: i32) -> Option<String> {
         let _ = writeln!(
             text,
             "asleep     {}, and {} of host memory kept for contents",
-            size(sleeping),
-            size(host)
+            Bytes(sleeping),
+            Bytes(host)
         );
     }
     let graphs = Graphs::of(&graph_heaps(known));
     if graphs.pools > 0 {
         let _ = writeln!(
             text,
-            "graphs     {} live of {} held in {} pools",
-            size(graphs.live),
-            size(graphs.held),
-            graphs.pools
+            "graphs     {} live of {} held in {}",
+            Bytes(graphs.live),
+            Bytes(graphs.held),
+            Count(graphs.pools, "pool")
         );
     }
     let lines = [
@@ -343,7 +344,7 @@ pub(crate) fn table(device: i32) -> Option<String> {
         let _ = writeln!(
             text,
             "{name}  {}, which lower a limit that was set",
-            size(bytes)
+            Bytes(bytes)
         );
     }
     let _ = write!(text, "{pool}");

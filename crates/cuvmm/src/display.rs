@@ -1,4 +1,4 @@
-//! Sizes and tables for people: binary units, aligned columns.
+//! Sizes, counts and tables for people: binary units, plurals, aligned columns.
 
 use std::fmt;
 
@@ -10,9 +10,17 @@ const MOST_DIGITS: u64 = 100_000;
 /// Shows a number of bytes in binary units: `6 MiB`, `1.5 GiB`, `1538 MiB`, `5000 B`.
 ///
 /// The value is exact if two decimals or five digits of a smaller unit are enough for that.
-/// Otherwise it is rounded to two decimals of the largest unit, as in `138.88 GiB`.
+/// Otherwise it is rounded to two decimals of the largest unit, as in `138.88 GiB`. All errors and
+/// statistics of this library show sizes so.
+///
+/// ```
+/// use cuvmm::display::Bytes;
+///
+/// assert_eq!(Bytes(3 << 29).to_string(), "1.5 GiB");
+/// assert_eq!(format!("{:>8}", Bytes(64 << 20)), "  64 MiB");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bytes(pub(crate) u64);
+pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,7 +57,8 @@ impl fmt::Display for Bytes {
 }
 
 /// Shows a number with its noun, which takes an `s` for its plural: `1 block`, `2 blocks`.
-pub(crate) struct Count<T>(pub(crate) T, pub(crate) &'static str);
+#[derive(Clone, Copy, Debug)]
+pub struct Count<T>(pub T, pub &'static str);
 
 impl<T: fmt::Display + PartialEq + From<u8>> fmt::Display for Count<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

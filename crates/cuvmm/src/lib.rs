@@ -212,7 +212,7 @@ mod deferred;
 #[cfg(target_os = "linux")]
 mod descriptors;
 mod device;
-mod display;
+pub mod display;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 pub mod driver;

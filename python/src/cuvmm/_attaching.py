@@ -189,7 +189,7 @@ class Attached(Mapping[str, "torch.Tensor"]):
 
     def __repr__(self) -> str:
         return (
-            f"<cuvmm.Attached {self.name!r} version {self.version}: {len(self)} tensors,"
+            f"<cuvmm.Attached {self.name!r} version {self.version}: {len(self)} tensor{'' if len(self) == 1 else 's'},"
             f" {text_of(self.nbytes)} on device {self.device}>"
         )
 

@@ -95,7 +95,7 @@ fn without_a_terminal_the_figures_are_printed_once() {
     assert_eq!(said.lines().count(), 1, "{said}");
     let text = String::from_utf8(text).unwrap();
     for part in [
-        "of 1.0 GiB charged; figures in GiB",
+        "of 1 GiB charged; figures in GiB",
         "| chat ",
         "| code ",
         "|   /cache ",

@@ -75,7 +75,7 @@ fn top_shows_processes_and_their_tenants() {
     let block = engine.chat.allocate(100 * MIB).unwrap();
     let text = done(directory.path(), &["top", "--once"]);
     assert!(
-        text.contains("of 1.0 GiB charged; figures in GiB"),
+        text.contains("of 1 GiB charged; figures in GiB"),
         "{text}"
     );
     assert!(text.contains("| engine[2J"), "{text}");
@@ -117,13 +117,13 @@ fn top_shows_who_lends_memory_to_whom_and_who_has_left() {
     let block = owner.chat.allocate(64 * MIB).unwrap();
     let parcel = Offer::block(&block).unwrap().parcel().unwrap();
     let text = done(at, &["top", "--once"]);
-    let line = "\nowner lends 64.0 MiB in 1 block to no process yet\n";
+    let line = "\nowner lends 64 MiB in 1 block to no process yet\n";
     assert!(text.contains(line), "{text}");
     let stream = Stream::new(&device).unwrap();
     let attached = Attachment::builder(&device).home_stream(&stream);
     let attached = attached.ledger(&user.ledger).open(&parcel).unwrap();
     let text = done(at, &["top", "--once"]);
-    let line = "\nowner lends 64.0 MiB in 1 block to user\n";
+    let line = "\nowner lends 64 MiB in 1 block to user\n";
     assert!(text.contains(line), "{text}");
 
     let view = LedgerView::open(user.ledger.path()).unwrap();
@@ -134,7 +134,7 @@ fn top_shows_who_lends_memory_to_whom_and_who_has_left() {
     }
     let text = done(at, &["top", "--once"]);
     assert!(text.contains("| lending |"), "{text}");
-    let line = "\nowner lends 64.0 MiB in 1 block to user; given back, and charged";
+    let line = "\nowner lends 64 MiB in 1 block to user; given back, and charged";
     assert!(text.contains(line), "{text}");
     let object: Value = serde_json::from_str(&done(at, &["top", "--json"])).unwrap();
     let ledger = &object["ledgers"][0];
@@ -180,10 +180,10 @@ fn top_shows_foreign_memory_that_a_process_waits_for() {
         }
         let text = done(at, &["top", "--once"]);
         assert!(
-            text.contains(", which leaves 150.0 MiB of the limit\n"),
+            text.contains(", which leaves 150 MiB of the limit\n"),
             "{text}"
         );
-        let why = ": foreign memory leaves 50.0 MiB of the limit\n";
+        let why = ": foreign memory leaves 50 MiB of the limit\n";
         assert!(
             text.contains("\nengine waits ") && text.contains(why),
             "{text}"
@@ -293,13 +293,13 @@ fn ctl_changes_a_process_and_its_tenants() {
     assert_eq!(done(at, &["ctl", "guarantee", "engine/chat", "0"]), "");
     let said = done(at, &["ctl", "limit", &pid, "60MiB"]);
     assert!(
-        said.starts_with("40.0 MiB more than that is still held"),
+        said.starts_with("40 MiB more than that is still held"),
         "{said}"
     );
     assert_eq!(engine.ledger.stats().processes[0].limit, 60 * MIB);
     drop(block);
     let said = done(at, &["ctl", "trim", "engine"]);
-    assert_eq!(said, "gave back 100.0 MiB\n");
+    assert_eq!(said, "gave back 100 MiB\n");
     assert_eq!(engine.ledger.stats().charged, 0);
 }
 

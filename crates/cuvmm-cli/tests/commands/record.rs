@@ -119,7 +119,7 @@ fn pools_of_a_program_are_drawn_too() {
     let svg = folder.path().join("pool.svg");
     let (code, printed, complaint) = picture(&out, &["--svg", svg.to_str().unwrap()]);
     assert_eq!((code, &*complaint), (0, ""));
-    assert_eq!(printed, "gpu 0: 2 samples, 1 band, at most 6.0 MiB held\n");
+    assert_eq!(printed, "gpu 0: 2 samples, 1 band, at most 6 MiB held\n");
     assert!(fs::read_to_string(svg).unwrap().contains("chat"));
 }
 

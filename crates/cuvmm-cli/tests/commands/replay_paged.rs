@@ -167,7 +167,7 @@ fn the_report_has_a_table_of_paged_caches() {
         .success();
     let said = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
     for part in [
-        "paged, block-major: blocks of 16 tokens, 2.0 MiB, in extents of 16.0 MiB, lowest number first",
+        "paged, block-major: blocks of 16 tokens, 2 MiB, in extents of 16 MiB, lowest number first",
         "\nPaged caches (",
         "held/live",
         "elastic is",
@@ -188,12 +188,12 @@ fn options_that_do_not_go_together_are_refused_by_name() {
             "--numbers: only with --layout paged",
         ),
         (&["--keep-prefixes"], "--keep-prefixes: only with"),
-        (&["--layout=paged", "--extent=3MiB"], "--extent: 3.0 MiB"),
+        (&["--layout=paged", "--extent=3MiB"], "--extent: 3 MiB"),
         (
             &["--layout=paged", "--memory=16MiB"],
-            "--memory: an even share is 8.0 MiB",
+            "--memory: an even share is 8 MiB",
         ),
-        (&["--layout=paged", "--reserve=4GiB"], "--reserve: 4.0 GiB"),
+        (&["--layout=paged", "--reserve=4GiB"], "--reserve: 4 GiB"),
         (
             &["--layout=paged", "--numbers=fifo", "--reserve=1GiB"],
             "--reserve: needs",

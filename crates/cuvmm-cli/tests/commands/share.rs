@@ -222,7 +222,7 @@ fn what_one_process_publishes_others_list_and_read() {
     let mut publisher = home.running("publish", &[text(&file)]);
     let told = publisher.line();
     assert!(
-        told.starts_with("published \"toy\" version 1: 3.0 MiB of 3 tensors in 1 extent, "),
+        told.starts_with("published \"toy\" version 1: 3.00 MiB of 3 tensors in 1 extent, "),
         "{told}"
     );
     assert!(told.ends_with(" GB/s\n"), "{told}");

@@ -289,7 +289,7 @@ over_the_stand_in! {
     }
 
     what_waits_is_put_off_or_refused_while_a_graph_is_captured ["CUVMM_TORCH_MAPPER" = "off"] says [
-        "allocation of 200.0 MiB on device 0 failed: a capture is running, and only memory that needs",
+        "allocation of 200 MiB on device 0 failed: a capture is running, and only memory that needs",
     ] {
         let (torch, cuda, tags) = (Torch::load(), Cuda::load(), Tags::load());
         let (graphs, sharing) = (Graphs::of(&torch, &cuda), Sharing::of(torch));
@@ -345,7 +345,7 @@ over_the_stand_in! {
     }
 
     the_pools_of_other_devices_break_no_capture_either ["CUVMM_TORCH_MAPPER" = "off"] says [
-        "allocation of 209715200 bytes under a tag on device 1 failed: a capture is running",
+        "allocation of 200 MiB under a tag on device 1 failed: a capture is running",
     ] {
         let (torch, cuda, tags) = (Torch::load(), Cuda::load(), Tags::load());
         let graphs = Graphs::of(&torch, &cuda);

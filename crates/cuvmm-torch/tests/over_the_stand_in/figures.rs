@@ -60,7 +60,7 @@ over_the_stand_in! {
         assert_eq!(stats["total"]["live"], 4 << 20);
         assert_eq!(stats["pools"][0]["asleep"], true);
         let table = torch.text("cuvmm_table");
-        assert!(table.contains("asleep     40.0 MiB, and 4"), "{table}");
+        assert!(table.contains("asleep     40 MiB, and 4"), "{table}");
         // More than what was held before, beside what sleeps.
         let more = torch.malloc(size(80 * MIB), cuda.stream());
         torch.free(more, cuda.stream());
@@ -147,7 +147,7 @@ over_the_stand_in! {
     }
 
     what_is_said_to_be_free_can_be_had [] says [
-        "allocation of 120.0 MiB on device 0 failed: the device is out of memory below the pool's limit: of the",
+        "allocation of 120 MiB on device 0 failed: the device is out of memory below the pool's limit: of the",
     ] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();

@@ -201,7 +201,7 @@ over_the_stand_in! {
             (try_it("", &handles, 0), "bytes"),
             (try_it(&description[2..], &handles, 0), "bytes"),
             (try_it(description, &handles[1..], 0), "handles"),
-            (try_it(description, &handles, 1), "not all in a block of 6.0 MiB"),
+            (try_it(description, &handles, 1), "not all in a block of 6 MiB"),
             (try_it(description, &handles, u64::MAX), "not all in a block"),
         ] {
             assert!(found.1.contains(text), "{text}: {found:?}");

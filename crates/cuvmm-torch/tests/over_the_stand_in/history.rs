@@ -258,7 +258,7 @@ fn pythons_lock_is_waited_for_with_no_lock_held() {
 
 over_the_stand_in! {
     events_are_kept_in_order_and_only_so_many [] says [
-        "allocation of 512.0 MiB on device 0 failed: out of memory",
+        "allocation of 512 MiB on device 0 failed: out of memory",
     ] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();
@@ -380,9 +380,9 @@ over_the_stand_in! {
     }
 
     the_observer_hears_of_shortages_with_no_lock_held ["CUVMM_TORCH_LIMIT" = "100MiB"] says [
-        "allocation of 300.0 MiB on device 0 failed: out of memory",
-        "allocation of 200.0 MiB on device 0 failed: out of memory",
-        "allocation of 200.0 MiB on device 0 failed: out of memory",
+        "allocation of 300 MiB on device 0 failed: out of memory",
+        "allocation of 200 MiB on device 0 failed: out of memory",
+        "allocation of 200 MiB on device 0 failed: out of memory",
     ] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();

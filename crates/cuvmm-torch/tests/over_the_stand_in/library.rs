@@ -18,8 +18,8 @@ fn size(bytes: usize) -> isize {
 over_the_stand_in! {
     sizes [] says [
         "allocation of -1 bytes on device 0 failed: a size is not negative",
-        "allocation of 4.0 EiB on device 0 failed: out of memory: tenant \"torch\" needs 4 EiB more, 240 MiB available (limit 240 MiB",
-        "allocation of 512.0 MiB on device 0 failed: out of memory",
+        "allocation of 4 EiB on device 0 failed: out of memory: tenant \"torch\" needs 4 EiB more, 240 MiB available (limit 240 MiB",
+        "allocation of 512 MiB on device 0 failed: out of memory",
     ] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();
@@ -81,8 +81,8 @@ over_the_stand_in! {
     }
 
     other_streams ["CUVMM_TORCH_LIMIT" = "64MiB", "CUVMM_TORCH_STREAM_WAITS" = "off"] says [
-        "allocation of 40.0 MiB on device 0 failed: out of memory",
-        "allocation of 40.0 MiB on device 0 failed: out of memory",
+        "allocation of 40 MiB on device 0 failed: out of memory",
+        "allocation of 40 MiB on device 0 failed: out of memory",
     ] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let (home, other) = (cuda.stream(), cuda.stream());
@@ -143,7 +143,7 @@ over_the_stand_in! {
     }
 
     default_streams [] says [
-        "allocation of 1.0 MiB on device 0 failed: the per-thread default stream",
+        "allocation of 1 MiB on device 0 failed: the per-thread default stream",
         "by another stream: the per-thread default stream differs between threads",
         "use the legacy default stream; the memory is not reused",
     ] {
@@ -200,11 +200,11 @@ over_the_stand_in! {
     ] { refused(); }
 
     large_limit ["CUVMM_TORCH_LIMIT" = "1TiB"] says [
-        "the environment variable CUVMM_TORCH_LIMIT is 1.0 TiB: the device allows 2.0 MiB to 256.0 MiB",
+        "the environment variable CUVMM_TORCH_LIMIT is 1 TiB: the device allows 2 MiB to 256 MiB",
     ] { refused(); }
 
     small_limit ["CUVMM_TORCH_LIMIT" = "4096"] says [
-        "the environment variable CUVMM_TORCH_LIMIT is 4.0 KiB: the device allows 2.0 MiB to 256.0 MiB",
+        "the environment variable CUVMM_TORCH_LIMIT is 4 KiB: the device allows 2 MiB to 256 MiB",
     ] { refused(); }
 
     no_device ["FAKECUDA_DEVICES" = "0"] says ["CUDA_ERROR_NO_DEVICE"] {
@@ -221,7 +221,7 @@ over_the_stand_in! {
     }
 
     two_devices ["CUVMM_TORCH_LIMIT" = "64MiB"] says [
-        "allocation of 48.0 MiB on device 1 failed: out of memory",
+        "allocation of 48 MiB on device 1 failed: out of memory",
         "allocation of 512 B on device 2 failed: ",
         "allocation of 512 B on device 64 failed: devices are numbered from 0 to 63",
         "allocation of 512 B on device -1 failed: devices are numbered from 0 to 63",
@@ -300,7 +300,7 @@ over_the_stand_in! {
     }
 
     out_of_memory ["CUVMM_TORCH_LIMIT" = "100MiB"] says [
-        "allocation of 20.0 MiB on device 0 failed: out of memory: tenant \"torch\" needs",
+        "allocation of 20 MiB on device 0 failed: out of memory: tenant \"torch\" needs",
     ] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();
@@ -405,7 +405,7 @@ over_the_stand_in! {
         assert_ne!(torch.malloc(512, null_mut()), 0);
     }
 
-    lost_context [] says ["allocation of 64.0 MiB on device 0 failed: "] {
+    lost_context [] says ["allocation of 64 MiB on device 0 failed: "] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();
         let address = torch.malloc(size(MIB), stream);
@@ -552,8 +552,8 @@ fn reached() -> Receiver<()> {
 
 over_the_stand_in! {
     garbage_is_collected_once_for_each_request_that_lacks_memory ["CUVMM_TORCH_LIMIT" = "100MiB"] says [
-        "allocation of 80.0 MiB on device 0 failed",
-        "allocation of 80.0 MiB on device 0 failed",
+        "allocation of 80 MiB on device 0 failed",
+        "allocation of 80 MiB on device 0 failed",
     ] {
         let (torch, address) = collected();
         GARBAGE.lock().unwrap().push(address);
@@ -569,8 +569,8 @@ over_the_stand_in! {
     }
 
     garbage_is_not_collected_for_others ["CUVMM_TORCH_LIMIT" = "100MiB"] says [
-        "allocation of 80.0 MiB on device 0 failed: out of memory",
-        "bytes under a tag on device 0 failed: out of memory",
+        "allocation of 80 MiB on device 0 failed: out of memory",
+        " under a tag on device 0 failed: out of memory",
         "failed: out of memory",
         "gc.collect()",
     ] {

@@ -114,7 +114,7 @@ over_the_stand_in! {
             let figures = ["committed", "asleep", "held", "in_use", "pinned"];
             let figures = figures.map(|name| it.paged.figure(chat, name));
             assert_eq!(figures, [0, 6 << 20, 0, 3, 1]);
-            assert!(it.tags.torch.text("cuvmm_table").contains("asleep     12.0 MiB"));
+            assert!(it.tags.torch.text("cuvmm_table").contains("asleep     12 MiB"));
             let asleep = "sleeps with the pool \"chat\": call cuvmm.wake(\"chat\") first";
             refused(it.paged.back(chat, &[7]), asleep);
             refused(it.paged.back(chat, &[0]), asleep);

@@ -156,7 +156,7 @@ over_the_stand_in! {
         let all = sharing.torch.malloc(64 << 20, null_mut());
         assert_ne!(all, 0);
         let before = cuda.physicals_and_mappings();
-        refused(sharing.publish(&empty), -3, "no room for 2.0 MiB of shareable memory");
+        refused(sharing.publish(&empty), -3, "no room for 2 MiB of shareable memory");
         assert_eq!(cuda.physicals_and_mappings(), before);
         assert_eq!(sharing.torch.figure("limit"), 64 << 20);
         sharing.torch.free(all, null_mut());

@@ -75,7 +75,7 @@ over_the_stand_in! {
     }
 
     wrong_orders_are_errors_and_change_nothing [] says [
-        "bytes under a tag on device 0 failed: the tag \"a\" is asleep",
+        " under a tag on device 0 failed: the tag \"a\" is asleep",
         "free of 0x1234: it is not allocated here",
     ] {
         let (tags, cuda) = (Tags::load(), Cuda::load());
@@ -146,7 +146,7 @@ over_the_stand_in! {
         cuda.expect(address, 9, 40 * MIB);
     }
 
-    the_allocator_s_functions_use_the_tag_of_the_thread [] says ["1.0 EiB"] {
+    the_allocator_s_functions_use_the_tag_of_the_thread [] says ["1 EiB"] {
         let (tags, cuda) = (Tags::load(), Cuda::load());
         let try_malloc: unsafe extern "C" fn(isize, c_int, Handle) -> *mut c_void =
             tags.torch.function("cuvmm_try_malloc");
@@ -196,7 +196,7 @@ over_the_stand_in! {
     }
 
     a_tag_waits_for_memory_that_was_freed_under_it ["CUVMM_TORCH_LIMIT" = "64MiB"] says [
-        "allocation of 67108865 bytes under a tag on device 0 failed: out of memory",
+        "allocation of 64.00 MiB under a tag on device 0 failed: out of memory",
     ] {
         let (tags, cuda) = (Tags::load(), Cuda::load());
         let other = cuda.stream();

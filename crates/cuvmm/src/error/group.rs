@@ -52,7 +52,7 @@ pub enum GroupError {
     /// Another process has the rank, or all ranks are taken.
     #[error(
         "{} of group {group:?} {}taken, by process {pid}",
-        Which(*.rank, *.ranks), if .rank.is_some() { "is " } else { "are " }
+        Which(*.rank, *.ranks), if .rank.is_none() && *.ranks > 1 { "are " } else { "is " }
     )]
     Taken {
         /// The group.
@@ -142,6 +142,7 @@ impl fmt::Display for Which {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self(Some(rank), _) => write!(f, "rank {rank}"),
+            Self(None, 1) => f.write_str("the only rank"),
             Self(None, ranks) => write!(f, "all {ranks} ranks"),
         }
     }

@@ -283,6 +283,10 @@ fn joining_checks_the_name_the_number_and_the_rank() {
     let full = join("a", 2, None).unwrap_err();
     let text = format!("all 2 ranks of group \"a\" are taken, by process {own}");
     assert_eq!(full.to_string(), text);
+    let _alone = join("b", 1, None).unwrap();
+    let full = join("b", 1, None).unwrap_err();
+    let text = format!("the only rank of group \"b\" is taken, by process {own}");
+    assert_eq!(full.to_string(), text);
     // When all have gone, the file serves another group of this name.
     drop((one, other));
     let three = join("a", 3, None).unwrap();

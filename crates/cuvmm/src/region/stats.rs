@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Region;
-use crate::display::Bytes;
+use crate::display::{Bytes, Count};
 use crate::extents::Extent;
 
 /// The memory of a region, in bytes.
@@ -71,7 +71,7 @@ impl fmt::Display for RegionStats {
         for (bytes, what) in parts.into_iter().filter(|&(bytes, _)| bytes > 0) {
             write!(f, ", {} {what}", Bytes(bytes))?;
         }
-        write!(f, ", {} extents", self.extents)
+        write!(f, ", {}", Count(self.extents, "extent"))
     }
 }
 

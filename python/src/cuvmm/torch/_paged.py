@@ -19,7 +19,7 @@ from .. import _library
 from .._arrays import DeviceArray, SharedMemory, stream_of
 from .._dtypes import DType, dtype_of
 from .._errors import Error
-from .._sizes import bytes_of
+from .._sizes import bytes_of, text_of
 from .._sleeping import seconds_of
 from ._numbers import FreeNumbers, packed
 
@@ -517,7 +517,7 @@ class PagedKv:
 
     def __repr__(self) -> str:
         return (
-            f"<cuvmm.torch.PagedKv {self.name!r} {self.blocks} blocks of {self.block_bytes} bytes,"
+            f"<cuvmm.torch.PagedKv {self.name!r} {self.blocks} blocks of {text_of(self.block_bytes)},"
             f" {self.layout}, on device {self.device}{'' if self._cache else ', closed'}>"
         )
 

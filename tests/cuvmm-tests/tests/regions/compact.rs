@@ -109,7 +109,7 @@ on_both! {
         let fork = region.fork(&[]);
         assert!(fork.is_err(), "it is registered");
         assert_eq!(region.stats().registered, 8 * G);
-        let text = "10 MiB committed of 32 MiB, 16 MiB held, 6 MiB stranded, 16 MiB registered, 1 extents";
+        let text = "10 MiB committed of 32 MiB, 16 MiB held, 6 MiB stranded, 16 MiB registered, 1 extent";
         assert_eq!(region.stats().to_string(), text);
         drop(registration);
         let fork = region.fork(&[]).unwrap();

@@ -11,7 +11,6 @@ use std::marker::PhantomData;
 use std::ops::Range as Bytes;
 
 use anyhow::Context as _;
-use bytesize::ByteSize;
 use cuvmm::driver::{DeviceAddress, Ordinal};
 use cuvmm::{Block, DeviceVec, Region, Stream};
 
@@ -42,7 +41,8 @@ impl<'a> Memory<'a> {
     pub(super) fn part(self, bytes: Bytes<u64>) -> anyhow::Result<Self> {
         let size = bytes.end.checked_sub(bytes.start);
         let size = size.filter(|_| bytes.end <= self.size);
-        let size = size.with_context(|| format!("{bytes:?} of {}", ByteSize(self.size)))?;
+        let size =
+            size.with_context(|| format!("{bytes:?} of {}", cuvmm::display::Bytes(self.size)))?;
         Ok(Self::new(DeviceAddress(self.address.0 + bytes.start), size))
     }
 }

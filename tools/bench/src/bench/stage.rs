@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use bytesize::ByteSize;
+use cuvmm::display::Bytes;
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::{Driver as _, Ordinal};
 use cuvmm::{Device, Limit, Pool, Scrub};
@@ -197,13 +197,12 @@ impl Stage {
 }
 
 fn room(wanted: u64, there: u64, what: &str) -> anyhow::Result<()> {
-    let said = |bytes| ByteSize(bytes).display().iec();
     if wanted <= there {
         return Ok(());
     }
     Err(skip(format!(
         "takes {} {what}, and there are {}",
-        said(wanted),
-        said(there)
+        Bytes(wanted),
+        Bytes(there)
     )))
 }

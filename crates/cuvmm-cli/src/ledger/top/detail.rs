@@ -148,9 +148,9 @@ mod tests {
             export(1, 2, false, &[]),
         ];
         let expected = [
-            "chat lends 192.0 MiB in 2 blocks to co\\nde",
-            "co\\nde lends 2.0 MiB in 1 block to no process yet",
-            "slot 3 lends 32.0 MiB in 1 block to chat, co\\nde; given back, and charged until they let it go",
+            "chat lends 192 MiB in 2 blocks to co\\nde",
+            "co\\nde lends 2 MiB in 1 block to no process yet",
+            "slot 3 lends 32 MiB in 1 block to chat, co\\nde; given back, and charged until they let it go",
         ];
         assert_eq!(exports(&ledger), expected);
     }
@@ -160,10 +160,10 @@ mod tests {
         let mut ledger = ledger("/x", Vec::new());
         assert_eq!(foreign(&ledger), None);
         ledger.foreign = 512 * MIB;
-        let all = "foreign memory: 512.0 MiB, which leaves the whole limit";
+        let all = "foreign memory: 512 MiB, which leaves the whole limit";
         assert_eq!(foreign(&ledger).as_deref(), Some(all));
         ledger.usable = 100 * MIB;
-        let less = "foreign memory: 512.0 MiB, which leaves 100.0 MiB of the limit";
+        let less = "foreign memory: 512 MiB, which leaves 100 MiB of the limit";
         assert_eq!(foreign(&ledger).as_deref(), Some(less));
     }
 
@@ -186,8 +186,8 @@ mod tests {
             "stalled 12.3 s, 0.4 s in full; some 12.3 0.0 0.0 %, full 0.0 0.0 0.0 % (10, 60, 300 s)"
         );
         assert!(shown[1].ends_with("priority 0, slot 0"), "{shown:?}");
-        assert_eq!(shown[2], "before it: p1 waits 1.3 s for 32.0 MiB");
-        let first = "asked 1: p2, 10.0 MiB above its guarantee, 1.0 MiB of that idle";
+        assert_eq!(shown[2], "before it: p1 waits 1.3 s for 32 MiB");
+        let first = "asked 1: p2, 10 MiB above its guarantee, 1 MiB of that idle";
         assert_eq!(shown[3], first);
         assert_eq!(shown[8], "and then 2 more processes");
         assert_eq!(shown.len(), 9);

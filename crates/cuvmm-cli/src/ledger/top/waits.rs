@@ -99,34 +99,29 @@ mod tests {
     fn a_waiting_process_says_where_the_memory_is() {
         let many = [(1, 4, 1), (2, 3, 0), (3, 3, 3), (4, 2, 2), (5, 1, 1)];
         for (charged, limit, others, expected) in [
-            (
-                980,
-                20,
-                (&[][..], &[][..]),
-                ": its own limit leaves 20.0 MiB",
-            ),
-            (200, 1000, (&[], &[(1, 100, 0)]), ": 800.0 MiB are free"),
+            (980, 20, (&[][..], &[][..]), ": its own limit leaves 20 MiB"),
+            (200, 1000, (&[], &[(1, 100, 0)]), ": 800 MiB are free"),
             (
                 1000,
                 1000,
                 (&[2], &[(2, 700, 90), (1, 200, 10)]),
-                ", behind p2: idle at p2 (90.0 MiB), p1 (10.0 MiB)",
+                ", behind p2: idle at p2 (90 MiB), p1 (10 MiB)",
             ),
             (
                 1000,
                 1000,
                 (&[3, 1, 4, 9], &[(1, 600, 0)]),
-                ", behind p3, p1, p4 and 1 more: above guarantees at p1 (600.0 MiB)",
+                ", behind p3, p1, p4 and 1 more: above guarantees at p1 (600 MiB)",
             ),
             (1000, 1000, (&[], &[]), ": the rest is guaranteed to others"),
             (
                 1000,
                 1000,
                 (&[], &many),
-                ": idle at p1 (1.0 MiB), p3 (3.0 MiB), p4 (2.0 MiB) and 1 more",
+                ": idle at p1 (1 MiB), p3 (3 MiB), p4 (2 MiB) and 1 more",
             ),
         ] {
-            let expected = format!("waits 1.3 s for 64.0 MiB{expected}");
+            let expected = format!("waits 1.3 s for 64 MiB{expected}");
             assert_eq!(said(&waits_in(charged, limit, others)), Some(expected));
         }
         let mut ledger = waits_in(1000, 1000, (&[], &[(1, 40, 0)]));
@@ -138,7 +133,7 @@ mod tests {
         );
         let mut ledger = waits_in(900, 1000, (&[], &[]));
         ledger.usable = 930 * MIB;
-        let expected = "waits 1.3 s for 64.0 MiB: foreign memory leaves 30.0 MiB of the limit";
+        let expected = "waits 1.3 s for 64 MiB: foreign memory leaves 30 MiB of the limit";
         assert_eq!(said(&ledger).as_deref(), Some(expected));
         ledger.processes[0].stats.waits = None;
         let text = said(&ledger).unwrap();

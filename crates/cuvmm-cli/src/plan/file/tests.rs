@@ -96,7 +96,7 @@ wait = "500 ms"
     ];
     assert_eq!(file.steps, expected);
     assert_eq!(file.devices(), 3);
-    assert_eq!(file.does(1), "reserve 80.0 GiB as kv");
+    assert_eq!(file.does(1), "reserve 80 GiB as kv");
     assert_eq!(file.does(11), "wait 500 ms");
     // The header of each step, and the first key of the step without a header.
     assert_eq!(&file.lines[..5], [2, 4, 6, 12, 14]);

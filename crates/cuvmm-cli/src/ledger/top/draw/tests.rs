@@ -82,12 +82,12 @@ fn a_normal_screen_has_all_columns() {
         "/tmp/gpu/abc.cuvmm-ledger",
         "[###################################=====] 1.00 of 1.00 GiB charged (100%)",
         "stalled: some 0.0 2.1 0.0 %, full 0.0 0.0 0.0 % (10, 60, 300 s)",
-        "foreign memory: 80.0 MiB, which leaves 1000.0 MiB of the limit",
+        "foreign memory: 80 MiB, which leaves 1000 MiB of the limit",
         "process            pid state  vcharged in use cached   idle  guar.  limit stalled some% full% growth",
         "+ chat            1000 running    0.50   0.29      0   0.12   0.25   1.00       0     0     0",
         "+ code            1001 running    0.50      ?      ?      0      0   1.00     2.5  12.3   4.0",
-        "    waits 1.3 s for 64.0 MiB: idle at chat (128.0 MiB)",
-        "chat lends 64.0 MiB in 1 block to code",
+        "    waits 1.3 s for 64 MiB: idle at chat (128 MiB)",
+        "chat lends 64 MiB in 1 block to code",
     ];
     assert_eq!(lines(&state, 100, 30)[..10], expected);
     keys(&mut state, " jr");

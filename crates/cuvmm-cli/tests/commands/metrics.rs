@@ -81,6 +81,15 @@ fn metrics_are_printed_and_served() {
             "cuvmm_process_obtained_bytes{{{device},process=\"en\\\"gine\",pid=\"{pid}\",slot=\"0\"}} \
              104857600"
         ),
+        // The limits that hold, which are the ledger's here.
+        format!(
+            "cuvmm_process_limit_bytes{{{device},process=\"en\\\"gine\",pid=\"{pid}\",slot=\"0\"}} \
+             1073741824"
+        ),
+        format!(
+            "cuvmm_tenant_limit_bytes{{{device},process=\"en\\\"gine\",pid=\"{pid}\",slot=\"0\",\
+             pool=\"0\",tenant=\"chat\",state=\"registered\"}} 1073741824"
+        ),
         "# TYPE cuvmm_process_stalled_seconds counter".to_owned(),
         "# TYPE cuvmm_process_stalled_full_seconds counter".to_owned(),
         "# TYPE cuvmm_process_waited_seconds gauge".to_owned(),

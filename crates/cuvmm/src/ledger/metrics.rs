@@ -52,7 +52,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// | `cuvmm_tenant_precommitted_bytes` | gauge | memory mapped ahead of growth |
 /// | `cuvmm_tenant_asleep_bytes` | gauge | memory that sleeping blocks and heaps have when they are awake |
 /// | `cuvmm_tenant_guarantee_bytes` | gauge | the guarantee |
-/// | `cuvmm_tenant_limit_bytes` | gauge | the limit |
+/// | `cuvmm_tenant_limit_bytes` | gauge | the least of its own limit, its pool's and its process's |
 /// | `cuvmm_tenant_refusals_total` | counter | requests that were refused |
 ///
 /// The share of the time in which requests waited is a rate, such as
@@ -223,7 +223,11 @@ const TENANT: &[Metric<TenantReport>] = &[
     ("tenant_guarantee", "The guarantee of the tenant", |it| {
         it.guarantee
     }),
-    ("tenant_limit", "The limit of the tenant", |it| it.limit),
+    (
+        "tenant_limit",
+        "The most that the tenant may be charged",
+        |it| it.limit,
+    ),
 ];
 
 impl Snapshot {
@@ -279,14 +283,20 @@ impl Snapshot {
     /// Returns the tenants, those with equal labels added together.
     fn tenants(&self) -> Vec<(Labels, TenantReport)> {
         let mut tenants: Vec<(Labels, TenantReport)> = Vec::new();
-        for (of_process, _, (_, report)) in self.answers() {
+        for (of_process, process, (_, report)) in self.answers() {
             let pools = report
                 .iter()
                 .flat_map(|report| report.pools.iter().enumerate());
             let first = tenants.len();
-            for (pool, tenant) in
-                pools.flat_map(|(pool, it)| it.tenants.iter().map(move |it| (pool, it)))
-            {
+            for (pool, limit, tenant) in pools.flat_map(|(pool, it)| {
+                let limit = it.limit.min(process.limit);
+                it.tenants.iter().map(move |tenant| (pool, limit, tenant))
+            }) {
+                let limit = tenant.limit.min(limit);
+                let tenant = TenantReport {
+                    limit,
+                    ..tenant.clone()
+                };
                 let mut labels = of_process.clone();
                 // Two pools may have tenants of one name.
                 labels.push(("pool", pool.to_string()));
@@ -299,8 +309,8 @@ impl Snapshot {
                 labels.push(("state", state.to_owned()));
                 let own = tenants.get_mut(first..).unwrap_or_default();
                 match own.iter_mut().find(|(known, _)| *known == labels) {
-                    Some((_, sum)) => add(sum, tenant),
-                    None => tenants.push((labels, tenant.clone())),
+                    Some((_, sum)) => add(sum, &tenant),
+                    None => tenants.push((labels, tenant)),
                 }
             }
         }

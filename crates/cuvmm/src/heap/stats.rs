@@ -1,6 +1,9 @@
 //! Statistics of a heap.
 
+use std::fmt;
+
 use super::core::State;
+use crate::display::{Bytes, Count};
 
 /// A heap's statistics, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -40,6 +43,26 @@ pub struct HeapStats {
     pub stream_waits: u64,
 }
 
+impl fmt::Display for HeapStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let allocations = Count(self.allocations, "allocation");
+        let (live, held) = (Bytes(self.live), Bytes(self.held));
+        write!(
+            f,
+            "{live} in {allocations} of {held} held, at most {}",
+            Bytes(self.peak_held)
+        )?;
+        let (free, pending) = (Bytes(self.free), Bytes(self.pending_free));
+        let run = Bytes(self.largest_run);
+        write!(f, "; {free} free ({pending} pending, longest run {run})")?;
+        if self.asleep > 0 {
+            write!(f, ", {} asleep", Bytes(self.asleep))?;
+        }
+        let extents = Count(self.extents, "extent");
+        write!(f, "; {extents} with {}", Count(self.mappings, "mapping"))
+    }
+}
+
 impl HeapStats {
     pub(super) fn of(state: &State) -> Self {
         let (large, small, counts) = (&state.large, &state.small, &state.counts);
@@ -70,5 +93,30 @@ impl HeapStats {
             mappings: large.mappings(),
             ..ever
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HeapStats;
+
+    #[test]
+    fn figures_are_a_line() {
+        let mut figures = HeapStats {
+            live: 3 << 20,
+            held: 4 << 20,
+            peak_held: 8 << 20,
+            free: 1 << 20,
+            largest_run: 1 << 20,
+            allocations: 1,
+            extents: 2,
+            mappings: 2,
+            ..HeapStats::default()
+        };
+        let shown = "3 MiB in 1 allocation of 4 MiB held, at most 8 MiB; 1 MiB free (0 B pending, \
+                     longest run 1 MiB); 2 extents with 2 mappings";
+        assert_eq!(figures.to_string(), shown);
+        figures.asleep = 2 << 20;
+        assert!(figures.to_string().contains("), 2 MiB asleep; "));
     }
 }

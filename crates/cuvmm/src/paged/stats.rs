@@ -1,6 +1,9 @@
 //! Figures of a paged cache.
 
+use std::fmt;
+
 use super::PagedKv;
+use crate::display::{Bytes, Count};
 use crate::error::PagedKvError;
 
 /// Figures of a paged cache.
@@ -39,6 +42,37 @@ pub struct PagedStats {
     pub reserved_addresses: u64,
 }
 
+impl fmt::Display for PagedStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let blocks = Count(self.blocks, "block");
+        write!(
+            f,
+            "{} of {blocks} of {} in use",
+            self.in_use,
+            Bytes(self.block_bytes)
+        )?;
+        let counts = [
+            (self.reserved, "reserved"),
+            (self.pinned, "pinned"),
+            (self.leaving, "leaving"),
+        ];
+        for (number, what) in counts.into_iter().filter(|&(number, _)| number > 0) {
+            write!(f, ", {number} {what}")?;
+        }
+        write!(f, ": {} committed", Bytes(self.committed))?;
+        let sizes = [
+            (self.granted, "of it granted to requests"),
+            (self.withdrawn, "withdrawn"),
+            (self.precommitted, "of that precommitted"),
+            (self.asleep, "asleep"),
+        ];
+        for (bytes, what) in sizes.into_iter().filter(|&(bytes, _)| bytes > 0) {
+            write!(f, ", {} {what}", Bytes(bytes))?;
+        }
+        write!(f, ", {}", Count(self.mappings, "mapping"))
+    }
+}
+
 impl PagedKv {
     /// Returns the figures of the cache. Makes no driver call.
     ///
@@ -69,5 +103,34 @@ impl PagedKv {
             mappings: figures.mappings,
             reserved_addresses: region.size(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PagedStats;
+
+    #[test]
+    fn figures_are_a_line_without_what_is_zero() {
+        let mut figures = PagedStats {
+            blocks: 64,
+            in_use: 3,
+            block_bytes: 2 << 20,
+            committed: 16 << 20,
+            mappings: 1,
+            ..PagedStats::default()
+        };
+        let text = "3 of 64 blocks of 2 MiB in use: 16 MiB committed, 1 mapping";
+        assert_eq!(figures.to_string(), text);
+        figures.pinned = 1;
+        figures.leaving = 2;
+        figures.withdrawn = 32 << 20;
+        figures.precommitted = 16 << 20;
+        figures.mappings = 3;
+        assert_eq!(
+            figures.to_string(),
+            "3 of 64 blocks of 2 MiB in use, 1 pinned, 2 leaving: 16 MiB committed, \
+             32 MiB withdrawn, 16 MiB of that precommitted, 3 mappings"
+        );
     }
 }

@@ -15,7 +15,7 @@ use clap::ValueEnum;
 
 use cuvmm_command::command::{usage, word};
 use cuvmm_command::size::size;
-use cuvmm_command::terminal::tell;
+use cuvmm_command::terminal::{shown, tell};
 
 /// Exit statuses of shells: the program cannot be run; the program is not there.
 const CANNOT_RUN: u8 = 126;
@@ -172,8 +172,18 @@ impl Args {
         set("FAKECUDA_UNWRITTEN", on(self.unwritten));
         let code = self.exit_code.map(u64::from).map(number);
         set("FAKECUDA_EXIT_CODE", code);
-        set("FAKECUDA_CONFIG", self.config.clone().map(OsString::from));
+        set("FAKECUDA_CONFIG", self.config()?);
         Ok(settings)
+    }
+
+    /// Returns the path of the settings, wherever the program goes.
+    fn config(&self) -> anyhow::Result<Option<OsString>> {
+        let Some(path) = &self.config else {
+            return Ok(None);
+        };
+        let wrong = |error| usage(format!("cannot read {}: {error}", shown(path)));
+        std::fs::File::open(path).map_err(wrong)?;
+        Ok(Some(std::path::absolute(path).map_err(wrong)?.into()))
     }
 
     /// Returns the destination of the report, and empties its file.
@@ -184,7 +194,7 @@ impl Args {
         if path == Path::new("-") {
             return Ok(Some("-".into()));
         }
-        let wrong = |error| usage(format!("cannot write {}: {error}", path.display()));
+        let wrong = |error| usage(format!("cannot write {}: {error}", shown(path)));
         let path = std::path::absolute(path).map_err(wrong)?;
         if !path.to_string_lossy().contains("%p") {
             std::fs::File::create(&path).map_err(wrong)?;

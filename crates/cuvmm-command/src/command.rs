@@ -55,7 +55,7 @@ pub fn run<C: Parser>(
         {
             return match terminal::print(&error.render().to_string()) {
                 Ok(()) => ExitCode::SUCCESS,
-                Err(error) => complain(&error.to_string(), FAILURE),
+                Err(error) => complain(&terminal::chain(&error), FAILURE),
             };
         }
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {

@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::path::Path;
 
+use anyhow::Context as _;
 use serde::Serialize;
 use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -94,7 +95,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        outcome => Ok(outcome?),
+        outcome => outcome.context("cannot write to standard output"),
     }
 }
 

@@ -1,11 +1,13 @@
 //! The ledgers of this user, and their processes.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use cuvmm::LedgerView;
+use cuvmm::error::GroupError;
 use cuvmm::ledger::{Control, FILE_ENDING, ProcessState, ProcessStats};
 use cuvmm::share::UserFolder;
+use cuvmm::{LedgerError, LedgerView};
 
 use crate::share;
 use cuvmm_command::command::usage;
@@ -39,8 +41,16 @@ impl Where {
         self.ledger.clone().or_else(|| set().map(PathBuf::from))
     }
 
+    /// Returns the path for a message that something is not there, with the option for another one
+    /// if none was given.
     pub(super) fn shown(&self) -> String {
-        shown(&self.given().unwrap_or_else(share::folder))
+        match self.given() {
+            Some(path) => shown(&path),
+            None => format!(
+                "{} (--ledger names another folder)",
+                shown(&share::folder())
+            ),
+        }
     }
 
     /// Opens the ledgers, in the order of their names. Prints the errors of the others to standard
@@ -130,7 +140,18 @@ impl Where {
             Some(parent) if given.is_file() => parent,
             _ => &given,
         };
-        let ranks = cuvmm::group::ranks(directory, group)?;
+        let ranks = cuvmm::group::ranks(directory, group).map_err(|error| match error {
+            GroupError::File(LedgerError::System { errno, .. })
+                if errno.kind() == ErrorKind::NotFound =>
+            {
+                usage(format!(
+                    "no group is named {} in {}",
+                    safe(group),
+                    self.shown()
+                ))
+            }
+            error => error.into(),
+        })?;
         let views = self.open()?;
         let ranks = ranks.into_iter().map(|it| {
             let rank = it.rank;

@@ -71,6 +71,22 @@ fn options_are_settings_of_the_library() {
 }
 
 #[test]
+fn a_file_of_settings_is_found_wherever_the_program_goes() {
+    let programs = Programs::new();
+    programs.compile("settings");
+    std::fs::write(programs.path("two.toml"), "devices = 2\n").unwrap();
+    let settings = programs.path("settings");
+    let script = format!("cd / && {}", settings.display());
+    let output = fake(&programs, &["--config", "two.toml"], &["sh", "-c", &script]);
+    assert!(shown(&output).contains(" devices 2 "), "{}", said(&output));
+    let output = fake(&programs, &["--config", "none.toml"], &["./settings"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(shown(&output), "");
+    let wanted = "cuvmm: cannot read none.toml: No such file or directory";
+    assert!(said(&output).starts_with(wanted), "{}", said(&output));
+}
+
+#[test]
 fn the_report_goes_to_standard_error_or_to_a_file() {
     let programs = Programs::new();
     programs.compile("faulty");

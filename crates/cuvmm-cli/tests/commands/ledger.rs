@@ -74,10 +74,7 @@ fn top_shows_processes_and_their_tenants() {
     written.unwrap();
     let block = engine.chat.allocate(100 * MIB).unwrap();
     let text = done(directory.path(), &["top", "--once"]);
-    assert!(
-        text.contains("of 1 GiB charged; figures in GiB"),
-        "{text}"
-    );
+    assert!(text.contains("of 1 GiB charged; figures in GiB"), "{text}");
     assert!(text.contains("| engine[2J"), "{text}");
     // A narrow terminal does without the last columns.
     let columns = "state | charged | in use | idle | stalled% | limit |";
@@ -479,7 +476,7 @@ fn a_tenant_that_is_not_there_is_refused_by_every_verb() {
         let arguments = [&["ctl"], arguments].concat();
         let (code, _, complaint) = cuvmm(directory.path(), &arguments);
         assert_eq!(code, 1, "{arguments:?}: {complaint}");
-        let wanted = "no tenant is named \"nope\"";
+        let wanted = "no tenant is named \"nope\": there are \"chat\"";
         assert!(complaint.contains(wanted), "{arguments:?}: {complaint}");
     }
     let (code, ..) = cuvmm(directory.path(), &["ctl", "trim", "a/nope"]);
@@ -521,7 +518,7 @@ fn a_group_is_put_to_sleep_and_woken_from_outside() {
         assert!(complaint.contains(wanted), "{arguments:?}: {complaint}");
     };
     refused(&["--group", "tp0", "--tag", "cache"], 1, "failed: no cache");
-    refused(&["--group", "tp1"], 1, "tp1");
+    refused(&["--group", "tp1"], 2, "no group is named tp1 in ");
     refused(&[], 2, "--group");
     refused(&["a", "--group", "tp0"], 2, "--group");
     refused(&["a", "--tag", "weights"], 2, "--tag");
@@ -585,6 +582,27 @@ fn a_default_folder_that_others_may_use_is_not_trusted() {
     std::os::unix::fs::symlink(&aside, &folder).unwrap();
     refused("is no folder");
     drop(engine);
+}
+
+#[test]
+fn a_default_folder_without_ledgers_names_the_option_for_another_one() {
+    let directory = TempDir::new().unwrap();
+    let folder = directory.path().join("cuvmm");
+    let there = format!(
+        "a ledger in {} (--ledger names another folder)\n",
+        folder.display()
+    );
+    let (code, printed, _) = by_default(&["top", "--once"], "XDG_RUNTIME_DIR", directory.path());
+    assert_eq!(
+        (code, printed),
+        (0, there.replace("a ledger", "there is no ledger"))
+    );
+    let trim = ["ctl", "trim", "engine"];
+    let (code, _, complaint) = by_default(&trim, "XDG_RUNTIME_DIR", directory.path());
+    assert_eq!(
+        (code, complaint),
+        (2, format!("cuvmm: no process uses {there}"))
+    );
 }
 
 #[test]

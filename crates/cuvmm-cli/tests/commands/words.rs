@@ -30,6 +30,22 @@ fn a_command_without_its_verb_shows_its_own_help() {
     assert!(stderr(&[]).contains("Usage: cuvmm "));
 }
 
+#[test]
+fn a_full_disk_is_said_to_be_that_of_the_output() {
+    for arguments in [&["--help"][..], &["completions", "bash"]] {
+        let full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+        let ended = command.args(arguments).stdout(full).output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        let wanted = "cuvmm: cannot write to standard output: No space left on device";
+        assert!(said.starts_with(wanted), "{arguments:?}: {said}");
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}");
+    }
+}
+
 /// Runs the command with arguments that are wrong usage, and returns its complaint.
 fn stderr(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));

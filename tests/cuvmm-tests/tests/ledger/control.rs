@@ -103,7 +103,7 @@ fn terms_of_a_tenant_are_changed() {
     );
     assert_eq!(chat.stats().guarantee, 150 * MIB);
     let refused = refusal(engine.set_limit(Some("other"), MIB));
-    assert_eq!(refused, "no tenant is named \"other\"");
+    assert_eq!(refused, "no tenant is named \"other\": there are \"chat\"");
     let second = process.pool(&ledger);
     let twin = second.tenant("chat").register().unwrap();
     let refused = refusal(engine.set_limit(Some("chat"), 10 * MIB));
@@ -222,7 +222,7 @@ fn sleep_is_a_matter_of_the_program() {
         .open()
         .unwrap();
     let engine = control(&ledger);
-    let absent = "no tenant is named \"chat\"";
+    let absent = "no tenant is named \"chat\": there is none";
     assert_eq!(refusal(engine.sleep(Some("chat"))), absent);
     assert_eq!(refusal(engine.wake(Some("chat"))), absent);
     let pool = process.pool(&ledger);

@@ -1,5 +1,6 @@
 //! The thread that answers requests of other programs.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -270,13 +271,31 @@ fn check_tenant(member: &Member, tenant: Option<&str>) -> Result<u32, String> {
         .givers()
         .each(|giver| holders += u32::from(has(giver.report())));
     match holders {
-        0 => Err(no_tenant(tenant)),
+        0 => Err(no_tenant(member, tenant)),
         _ => Ok(holders),
     }
 }
 
-fn no_tenant(tenant: &str) -> String {
-    format!("no tenant is named {tenant:?}")
+/// Returns the refusal of a tenant that no pool has, with the names of some that pools have.
+fn no_tenant(member: &Member, tenant: &str) -> String {
+    const MOST_NAMES: usize = 8;
+    let mut names = BTreeSet::new();
+    member.givers().each(|giver| {
+        let tenants = giver.report().tenants.into_iter();
+        names.extend(tenants.filter(|it| !it.draining).map(|it| it.name));
+    });
+    let more = names.len().saturating_sub(MOST_NAMES);
+    let names: Vec<_> = names
+        .iter()
+        .take(MOST_NAMES)
+        .map(|name| format!("{name:?}"))
+        .collect();
+    let there = match (names.is_empty(), more) {
+        (true, _) => "there is none".to_owned(),
+        (false, 0) => format!("there are {}", names.join(", ")),
+        (false, more) => format!("there are {} and {more} more", names.join(", ")),
+    };
+    format!("no tenant is named {tenant:?}: {there}")
 }
 
 fn change_tenant(member: &Member, tenant: &str, change: Change) -> Result<u64, String> {
@@ -284,7 +303,7 @@ fn change_tenant(member: &Member, tenant: &str, change: Change) -> Result<u64, S
     if holders > 1 {
         return Err(format!("{holders} pools have a tenant named {tenant:?}"));
     }
-    let mut outcome = Err(no_tenant(tenant));
+    let mut outcome = Err(no_tenant(member, tenant));
     member.givers().each(|giver| {
         if let Some(changed) = giver.change(tenant, change) {
             outcome = changed;

@@ -16,6 +16,7 @@
 mod access;
 mod completed;
 mod copies;
+mod failure;
 mod fence;
 mod mapped;
 mod mapper;
@@ -31,6 +32,7 @@ mod zeros;
 
 pub(crate) use completed::Completed;
 pub(crate) use copies::wait_for;
+pub(crate) use failure::Failure;
 pub(crate) use fence::{Fence, Poll, Round, Unused, Uses};
 pub use mapper::Mapper;
 pub(crate) use mapper::{MapperWork, Urgency, Waker};
@@ -38,7 +40,7 @@ pub(crate) use new_memory::{New, NewMemory};
 pub(crate) use place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped};
 pub use registration::Registration;
 pub(crate) use registration::RegistrationOwner;
-pub(crate) use replace::{Failure, NotReplaced};
+pub(crate) use replace::NotReplaced;
 pub use space::{DEFAULT_LARGEST_EXTENT, Extent};
 pub(crate) use space::{Space, SpaceCounts};
 pub(crate) use taken::{NotPutBack, Stuck, TakenOut, unmap_drained};

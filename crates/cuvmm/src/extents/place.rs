@@ -69,6 +69,15 @@ impl Placed {
         self.mapping.physical().as_raw()
     }
 
+    /// Returns the extent's memory, for the case that the driver panics while it is unmapped.
+    pub(crate) fn memory(&self) -> Unmapped {
+        Unmapped {
+            physical: self.mapping.physical().clone(),
+            last_writer: self.last_writer,
+            fresh: false,
+        }
+    }
+
     /// Returns `true` if the extent may be written and its physical has no other holder in this
     /// process.
     pub(crate) fn is_own(&self) -> bool {

@@ -14,15 +14,15 @@
 //!
 //! Keeps I-35.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::resume_unwind;
 
 use cuvmm_driver::LocationKind;
 
 use super::completed::Completed;
 use super::copies::wait_for;
+use super::failure::Failure;
 use super::new_memory::{New, NewMemory};
 use super::place::Unmapped;
 use super::space::Space;
@@ -33,31 +33,6 @@ use crate::own::{Access, Event, Stream};
 /// The copies to host memory that are queued before the first is waited for. By then the first has
 /// most likely ended, and its memory beside is unmapped while the next copies run.
 const AHEAD: usize = 3;
-
-/// The end of calls that did not succeed: an error, or a panic of the driver.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    Error(MemoryError),
-    Panic(Box<dyn Any + Send>),
-}
-
-impl Failure {
-    /// Makes calls, and catches a panic.
-    pub(crate) fn of<T>(calls: impl FnOnce() -> Result<T, MemoryError>) -> Result<T, Self> {
-        match catch_unwind(AssertUnwindSafe(calls)) {
-            Ok(outcome) => outcome.map_err(Self::Error),
-            Err(panic) => Err(Self::Panic(panic)),
-        }
-    }
-
-    /// Returns the error, or continues the panic.
-    pub(crate) fn into_error(self) -> MemoryError {
-        match self {
-            Self::Error(error) => error,
-            Self::Panic(panic) => resume_unwind(panic),
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct NotReplaced {

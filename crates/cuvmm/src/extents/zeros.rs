@@ -3,10 +3,13 @@
 //! A stray read of a hole is then harmless, and a stray write still faults. Each alias counts as a
 //! mapping. A terabyte of aliases of 2 MiB would use all the mappings that a device can have, so
 //! aliases are as large as possible.
+//!
+//! Keeps I-142.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::failure::Failure;
 use super::fence::Unused;
 use super::place::{PlaceFailure, Placed, Unmapped, place_one};
 use super::space::Space;
@@ -27,6 +30,8 @@ pub(crate) struct Zeros {
     by_size: BTreeMap<u64, Physical>,
     aliases: BTreeMap<u64, Placed>,
     backed: u64,
+    /// The mappings that panics of the driver may have left.
+    lost: u64,
 }
 
 impl Zeros {
@@ -36,6 +41,7 @@ impl Zeros {
             by_size: BTreeMap::new(),
             aliases: BTreeMap::new(),
             backed: 0,
+            lost: 0,
         }
     }
 
@@ -43,8 +49,9 @@ impl Zeros {
         Self::new(self.extent)
     }
 
+    /// Returns the number of mappings, with those that panics of the driver may have left.
     pub(crate) fn count(&self) -> u64 {
-        self.aliases.len() as u64
+        self.aliases.len() as u64 + self.lost
     }
 
     /// Bytes of addresses that read as zero.
@@ -113,11 +120,12 @@ impl Zeros {
     ) -> Result<(), MemoryError> {
         let mut put = vec![];
         for hole in holes {
-            if let Err(error) = self.back(space, hole, &mut put) {
+            if let Err(failure) = Failure::of(|| self.back(space, hole, &mut put)) {
+                self.lost += u64::from(failure.is_panic());
                 for offset in put {
                     self.unmap(space, offset);
                 }
-                return Err(error);
+                return Err(failure.into_error());
             }
         }
         Ok(())
@@ -156,7 +164,8 @@ impl Zeros {
         Ok(())
     }
 
-    /// Unmaps the aliases that overlap a range and returns their ranges: all of them or none.
+    /// Unmaps the aliases that overlap a range and returns their ranges: all of them or none. A panic
+    /// of the driver is undone as a refusal is.
     pub(crate) fn take(
         &mut self,
         space: &mut Space,
@@ -169,16 +178,23 @@ impl Zeros {
             let Some(placed) = self.remove(alias.start) else {
                 continue;
             };
-            if let Err((placed, cause)) = placed.unmap(proof) {
-                self.adopt(alias.start, placed);
-                self.restore(space, &gone);
-                return Err(MemoryError::range(
-                    alias.start,
-                    alias.end - alias.start,
-                    cause,
-                ));
-            }
-            gone.push(alias.clone());
+            let failure = match Failure::of(|| Ok(placed.unmap(proof))) {
+                Ok(Ok(_)) => {
+                    gone.push(alias.clone());
+                    continue;
+                }
+                Ok(Err((placed, cause))) => {
+                    self.adopt(alias.start, placed);
+                    MemoryError::range(alias.start, alias.end - alias.start, cause).into()
+                }
+                Err(panic) => {
+                    self.lost += 1;
+                    gone.push(alias.clone());
+                    panic
+                }
+            };
+            self.restore(space, &gone);
+            return Err(failure.into_error());
         }
         Ok(taken)
     }

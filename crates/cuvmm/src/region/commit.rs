@@ -9,7 +9,7 @@ use super::family::Family;
 use super::layout::Layout;
 use super::supply::Planned;
 use crate::error::{ArgumentError, BlockError, MemoryError};
-use crate::extents::{Extent, Fence, PlaceError, Unmapped, beside};
+use crate::extents::{Extent, Failure, Fence, PlaceError, Unmapped, beside};
 use crate::ledger::InLine;
 use crate::own::{Place, Stream, reachable};
 
@@ -147,13 +147,15 @@ impl Region {
         let proof = self.zeros_are_unread(range, fence)?;
         let physicals = self.create(&planned)?;
         let taken = self.zeros.take(&mut self.space, range, proof)?;
-        let placed = self.place(physicals);
-        let settled = placed.and_then(|placed| {
-            self.zeros
-                .put(&mut self.space, &beside)
-                .inspect_err(|_| self.undo(&placed))
+        let settled = Failure::of(|| {
+            let placed = self.place(physicals)?;
+            let put = self.zeros.put(&mut self.space, &beside);
+            put.inspect_err(|_| self.undo(&placed))
         });
-        settled.inspect_err(|_| self.zeros.restore(&mut self.space, &taken))
+        settled.map_err(|failure| {
+            self.restore_zeros(&taken);
+            failure.into_error()
+        })
     }
 
     /// Commits memory of the region's tenant to a range. The whole attempt is repeated while memory

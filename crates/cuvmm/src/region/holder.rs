@@ -69,9 +69,6 @@ pub(super) enum Use {
 struct Withdrawn {
     /// `None` while it is leaving.
     placed: Option<Placed>,
-    /// Set after a panic of the driver in the call that unmaps it: it may be mapped still, and its
-    /// addresses stay out of use.
-    lost: bool,
     handle: PhysicalHandle,
     size: u64,
     fence: Fence,
@@ -118,19 +115,26 @@ struct State {
     asleep: u64,
 }
 
-/// An extent that is being unmapped. It is dropped by a panic of the driver only.
+/// An extent that is being unmapped. A panic of the driver, after which it may be mapped still, gives its
+/// memory to the pool, which quarantines it while it is mapped. The charge for its mapping then ends
+/// with the regions.
 struct Leaving<'a> {
     shared: &'a Shared,
     at: u64,
+    given: &'a mut Given,
+    /// The extent's memory; `None` once the driver has answered.
+    memory: Option<Unmapped>,
 }
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        self.shared.with(|state| {
-            if let Some(one) = state.withdrawn.get_mut(&self.at) {
-                one.lost = true;
-            }
-        });
+        if let Some(memory) = self.memory.take() {
+            let physical = self.shared.with(|state| {
+                state.remove(self.at);
+                state.end(memory)
+            });
+            self.given.extents.extend(physical);
+        }
         self.shared.settled.notify_all();
     }
 }
@@ -201,7 +205,7 @@ impl State {
 
     fn is_leaving(&self, range: &Range<u64>) -> bool {
         let mut here = self.meeting(range);
-        here.any(|(_, one)| one.placed.is_none() && !one.lost)
+        here.any(|(_, one)| one.placed.is_none())
     }
 
     /// Polls the fences of all withdrawn extents. Returns the first error.
@@ -333,7 +337,6 @@ impl Shared {
                 }
                 state.withdrawals += 1;
                 let one = Withdrawn {
-                    lost: false,
                     handle: placed.handle(),
                     size: placed.size(),
                     fence,
@@ -360,7 +363,7 @@ impl Shared {
     pub(super) fn take_back(&self, ranges: &[Range<u64>]) -> (Vec<(Placed, Fence)>, bool) {
         self.with_settled(ranges, |state| {
             let here = ranges.iter().flat_map(|range| state.meeting(range));
-            let here = here.map(|(at, one)| (at, one.known != Use::Unclean && !one.lost));
+            let here = here.map(|(at, one)| (at, one.known != Use::Unclean));
             let here: Vec<(u64, bool)> = here.collect();
             let left = here.iter().any(|&(_, taken)| !taken);
             let taken = here.into_iter().filter(|&(_, taken)| taken);
@@ -410,9 +413,15 @@ impl Shared {
             let Some((placed, fence)) = self.with(leaves) else {
                 continue;
             };
-            let leaving = Leaving { shared: self, at };
+            let mut leaving = Leaving {
+                shared: self,
+                at,
+                given,
+                memory: Some(placed.memory()),
+            };
             let unmapped = placed.unmap_after(&fence);
-            std::mem::forget(leaving);
+            leaving.memory = None;
+            let given = &mut *leaving.given;
             self.with(|state| match unmapped {
                 Ok(unmapped) => {
                     state.remove(at);
@@ -428,7 +437,6 @@ impl Shared {
                     }
                 }
             });
-            self.settled.notify_all();
         }
     }
 

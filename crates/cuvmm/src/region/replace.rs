@@ -9,9 +9,7 @@ use cuvmm_driver::PhysicalHandle;
 
 use super::Region;
 use crate::error::MemoryError;
-use crate::extents::{
-    Failure, Fence, New, NewMemory, NotReplaced, Space, TakenOut, Unmapped, Unused,
-};
+use crate::extents::{Fence, New, NewMemory, NotReplaced, Space, TakenOut, Unmapped, Unused};
 use crate::own::{Access, Physical, Stream};
 
 /// A replacement of a region's memory. Its end, also by a panic of the driver in a roll-back, leaves
@@ -96,7 +94,7 @@ impl<'a> Replacing<'a> {
         let unmapped = failed.physicals.iter().map(|it| it.physical.as_raw());
         let known: Vec<PhysicalHandle> = unmapped.chain(rest).collect();
         let mut back = failed.physicals;
-        back.extend(self.not_in(known, matches!(failed.failure, Failure::Panic(_))));
+        back.extend(self.not_in(known, failed.failure.is_panic()));
         let ranges = failed.lost.map(|lost| {
             log!(error, error = %lost.error, offset = lost.offset, "extents are lost");
             // Of an extent that could not be put back, new memory may have replaced a part.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Region;
 use crate::error::MemoryError;
-use crate::extents::{Fence, Unused, beside};
+use crate::extents::{Failure, Fence, Unused, beside};
 use crate::own::Stream;
 
 impl Region {
@@ -93,12 +93,21 @@ impl Region {
         let proof = self.zeros_are_unread(range, fence)?;
         let taken = self.zeros.take(&mut self.space, range, proof)?;
         let beside = beside(&taken, range);
-        if let Err(error) = self.zeros.put(&mut self.space, &beside) {
-            self.zeros.restore(&mut self.space, &taken);
-            return Err(error);
+        if let Err(failure) = Failure::of(|| self.zeros.put(&mut self.space, &beside)) {
+            self.restore_zeros(&taken);
+            return Err(failure.into_error());
         }
         let bytes = |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
         Ok(bytes(&taken) - bytes(&beside))
+    }
+
+    /// Backs the parts of ranges with zeros again, after a failed operation that had unmapped them,
+    /// that have neither an extent nor zeros.
+    pub(super) fn restore_zeros(&mut self, taken: &[Range<u64>]) {
+        let holes = taken.iter().flat_map(|range| self.holes(range));
+        let lacking = holes.flat_map(|hole| self.zeros.lacking(&hole));
+        let lacking: Vec<Range<u64>> = lacking.collect();
+        self.zeros.restore(&mut self.space, &lacking);
     }
 
     /// Returns the bytes of addresses that are backed with zeros.

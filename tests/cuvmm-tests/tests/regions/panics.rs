@@ -1,6 +1,9 @@
 //! A driver that panics while memory of a region is committed, withdrawn or replaced.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::common::panics::panics_at;
 use crate::common::world::books;
 use crate::common::{self, G, Rig, host, limited};
@@ -204,5 +207,89 @@ fn a_tenant_is_charged_for_nothing_that_its_regions_lost() {
                 break;
             }
         }
+    }
+}
+
+/// The bytes of a region's zeros, in granules.
+const ALIAS: u64 = 2;
+
+// I-142
+#[test]
+fn a_panic_while_zeros_make_way_puts_the_others_back() {
+    let range = 3 * G..6 * G;
+    for removes in [true, false] {
+        for nth in 1.. {
+            assert!(nth < 200, "the operation never ends");
+            let rig = host();
+            let builder = Region::builder(&rig.device, COUNT * G).largest_extent(G);
+            let mut region = builder.zero_extent(ALIAS * G).reserve().unwrap();
+            region.back_with_zeros(0..COUNT * G).unwrap();
+            let operate = || match removes {
+                true => region.remove_zeros(range.clone()).map(drop),
+                false => region.commit(range.clone()),
+            };
+            let (outcome, panicked) = panics_at(&rig, nth, |_| true, operate);
+            assert_eq!(outcome.is_none(), panicked);
+            if !panicked {
+                break;
+            }
+            // Only at the addresses where the driver panicked there may be neither.
+            let extents: u64 = region.extents().iter().map(|it| it.size).sum();
+            let lacking = COUNT * G - extents - region.zero_backed();
+            assert!(lacking <= ALIAS * G, "{nth}: {lacking}");
+            // A mapping that may be left counts.
+            let mappings = rig.machine.live().mappings as u64;
+            assert!(
+                !removes || mappings <= region.mappings(),
+                "{nth}: {mappings}"
+            );
+            drop(region);
+            assert!(rig.machine.live().mappings <= 1, "{nth}");
+        }
+    }
+}
+
+#[test]
+fn what_a_purge_may_have_left_mapped_is_quarantined_once_and_charged_to_no_tenant() {
+    for refuses in [false, true] {
+        let rig = host();
+        let pool = limited(&rig, 8).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let region = tenant.region(3 * G).largest_extent(G);
+        let mut region = region.reserve().unwrap();
+        region.commit(0..3 * G).unwrap();
+        region.decommit(0..3 * G).unwrap();
+        let (faults, seen) = (Arc::clone(&rig.faults), AtomicU64::new(0));
+        let unmaps = move |call| {
+            let unmaps = call == Call::MemUnmap;
+            if unmaps && seen.fetch_add(1, Ordering::SeqCst) == 1 && refuses {
+                faults.arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+            }
+            unmaps
+        };
+        let (_, panicked) = panics_at(&rig, 2, unmaps, || region.purge());
+        assert!(panicked);
+        rig.faults.disarm();
+        let lost = u64::from(refuses);
+        let told = || {
+            pool.trim(8 * G).unwrap();
+            let books = books(&pool);
+            [books.committed, books.free, books.quarantined].map(|bytes| bytes / G)
+        };
+        assert_eq!(told(), [1, 2 - lost, lost]);
+        region.purge().unwrap();
+        assert_eq!(told(), [0, 3 - lost, lost]);
+        // Its addresses stay out of use.
+        assert_eq!(region.commit(G..2 * G).is_err(), refuses);
+        drop((region, tenant));
+        pool.trim(0).unwrap();
+        let stats = pool.stats();
+        assert!(stats.tenants.is_empty(), "{stats:?}");
+        assert_eq!(
+            (stats.committed, stats.free, stats.quarantined),
+            (0, 0, lost * G)
+        );
+        assert_eq!(rig.machine.live().physical_bytes, lost * G);
+        assert!(stats.mappings >= lost);
     }
 }

@@ -9,6 +9,7 @@
 use super::Blocks;
 use super::allocate::{CANDIDATES, Needs};
 use super::change::Change;
+use super::commit::Charging;
 use super::slots::{BlockPlace, Slot, SlotId, Tenancy, too_large};
 use crate::error::{ArgumentError, BlockError};
 use crate::own::Stream;
@@ -115,7 +116,7 @@ impl Core {
         wanted: &Wanted<'_>,
         count: usize,
     ) -> Attempt<'a, Vec<BlockPlace>> {
-        let mut lot = match state.find_lot(id, wanted, count) {
+        let lot = match state.find_lot(id, wanted, count) {
             Ok(lot) => lot,
             Err(error) => return (state, Err(error)),
         };
@@ -130,21 +131,20 @@ impl Core {
                 break;
             }
         }
+        let mut charging = Charging(&mut state, lot.charge);
         for slot in lot.opened {
-            let charge = lot.charge.as_mut().map(|charge| charge.split(needs.used));
             match outcome {
-                Ok(()) => match state.move_in_new(slot, wanted, &needs, charge) {
-                    Ok(change) => changes.push(change),
-                    Err(error) => outcome = Err(error),
-                },
-                Err(_) => {
-                    state.memory.budget.refund(charge);
-                    state.drop_slot(slot);
+                Ok(()) => {
+                    let charge = charging.1.as_mut().map(|charge| charge.split(needs.used));
+                    match charging.0.move_in_new(slot, wanted, &needs, charge) {
+                        Ok(change) => changes.push(change),
+                        Err(error) => outcome = Err(error),
+                    }
                 }
+                Err(_) => charging.0.drop_slot(slot),
             }
         }
-        // Nothing is left of the charge.
-        state.memory.budget.refund(lot.charge);
+        drop(charging);
         let places: Vec<BlockPlace> = changes.iter().map(|change| change.place).collect();
         state = self.conclude(state, changes, outcome.is_ok());
         // A section that uses a row again works on all of it.
@@ -186,14 +186,9 @@ impl Locked<'_> {
         let Some(row) = blocks.pick_row(&mut memory.gate, id, &needs, wanted.home, count) else {
             // Without memory no addresses are reserved.
             let charge = self.obtain(id, bytes, Purpose::New)?;
-            match self.open_slots(id, needs.class, count) {
-                Ok(opened) => lot.opened = opened.collect(),
-                Err(error) => {
-                    self.memory.budget.refund(charge);
-                    return Err(error);
-                }
-            }
-            lot.charge = Some(charge);
+            let charging = Charging(self, Some(charge));
+            lot.opened = charging.0.open_slots(id, needs.class, count)?.collect();
+            lot.charge = charging.take();
             return Ok(lot);
         };
         for index in row {

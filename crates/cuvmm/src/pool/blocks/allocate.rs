@@ -6,7 +6,7 @@
 use super::Blocks;
 use super::ahead::Pace;
 use super::change::Change;
-use super::commit::{Fit, PlacedMemory};
+use super::commit::{Charging, Fit, PlacedMemory};
 use super::slots::{BYTES, BlockPlace, Class, Occupant, Slot, SlotId, too_large};
 use crate::error::{ArgumentError, BlockError};
 use crate::extent_sizes::ExtentSizes;
@@ -87,14 +87,9 @@ impl Locked<'_> {
             None => {
                 // Without memory no addresses are reserved.
                 let charge = self.obtain(id, needs.used, Purpose::New)?;
-                let opened = self.open_slots(id, needs.class, 1);
-                match opened.and_then(|mut slots| slots.next().ok_or_else(gone)) {
-                    Ok(slot) => (slot, Some(charge)),
-                    Err(error) => {
-                        self.memory.budget.refund(charge);
-                        return Err(error);
-                    }
-                }
+                let charging = Charging(self, Some(charge));
+                let mut opened = charging.0.open_slots(id, needs.class, 1)?;
+                (opened.next().ok_or_else(gone)?, charging.take())
             }
         };
         let mut change = Change::of(&slot, slot.place(wanted.capacity));

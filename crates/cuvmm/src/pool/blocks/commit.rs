@@ -44,6 +44,22 @@ pub(super) struct Gathered {
     mappings: Charge,
 }
 
+/// A charge for memory that is being obtained. The drop of this value ends the charge, also after a panic
+/// of the driver.
+pub(super) struct Charging<'b, 'a>(pub(super) &'b mut Locked<'a>, pub(super) Option<Charge>);
+
+impl Charging<'_, '_> {
+    pub(super) fn take(mut self) -> Option<Charge> {
+        self.1.take()
+    }
+}
+
+impl Drop for Charging<'_, '_> {
+    fn drop(&mut self) {
+        self.0.memory.budget.refund(self.1.take());
+    }
+}
+
 impl<'a> Fit<'a> {
     pub(super) fn new(used: u64, home: Option<&'a Stream>, zeroed: bool) -> Self {
         Self {
@@ -124,17 +140,14 @@ impl Locked<'_> {
                 return Err(error.into());
             }
         };
-        let placed = self.place(slot, begun, bytes, claims);
-        match placed {
-            Ok(()) => {
-                self.blocks.slots.renew(slot);
-                self.memory.budget.keep(charge);
-            }
-            Err(_) => self.memory.budget.refund(charge),
-        }
-        placed.map_err(|error| error.without_charge(bytes))
+        let charging = Charging(self, Some(charge));
+        let gathered = (charging.0).gather_to_place(slot, begun..begun + bytes, claims);
+        let gathered = gathered.map_err(|error| error.without_charge(bytes))?;
+        let charge = charging.take();
+        self.place_gathered(slot, begun, gathered, charge)
     }
 
+    /// Places `bytes` that are charged, from an offset on in a slot that is out.
     pub(super) fn place(
         &mut self,
         slot: &mut Slot,
@@ -143,7 +156,7 @@ impl Locked<'_> {
         claims: bool,
     ) -> Result<(), BlockError> {
         let gathered = self.gather_to_place(slot, begun..begun + bytes, claims)?;
-        self.place_gathered(slot, begun, gathered)
+        self.place_gathered(slot, begun, gathered, None)
     }
 
     /// Gathers charged memory for a range of a slot that is out.
@@ -171,20 +184,28 @@ impl Locked<'_> {
         self.put_back(gathered.physicals);
     }
 
+    /// Maps gathered memory, and keeps its charge, if it is not kept yet. A failure ends the charge. After
+    /// a panic of the driver, which may have mapped the memory, it stays.
     pub(super) fn place_gathered(
         &mut self,
         slot: &mut Slot,
         begun: u64,
         gathered: Gathered,
+        charge: Option<Charge>,
     ) -> Result<(), BlockError> {
         let (physicals, mappings) = (gathered.physicals, gathered.mappings);
         let count = physicals.len() as u64;
         let bytes = physicals.iter().map(Unmapped::size).sum();
         let Err(failed) = self.unlocked(|| slot.space.place(begun, physicals)) else {
             self.memory.budget.keep(mappings);
+            if let Some(charge) = charge {
+                self.blocks.slots.renew(slot);
+                self.memory.budget.keep(charge);
+            }
             return Ok(());
         };
         self.memory.budget.refund(mappings);
+        self.memory.budget.refund(charge);
         let stuck_count = count - failed.physicals.len() as u64;
         self.set_aside(slot, failed.stuck, stuck_count);
         self.put_back(failed.physicals);

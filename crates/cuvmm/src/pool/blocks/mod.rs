@@ -41,7 +41,7 @@ pub(in crate::pool) use allocate::Needs;
 pub use block::Block;
 pub use builder::BlockBuilder;
 pub(in crate::pool) use change::Change;
-use commit::{Fit, Gathered, PlacedMemory};
+use commit::{Charging, Fit, Gathered, PlacedMemory};
 pub use exported::ExportedBlock;
 #[cfg(target_os = "linux")]
 pub(crate) use exported::{BlockParts, OfferingPool, Promised};

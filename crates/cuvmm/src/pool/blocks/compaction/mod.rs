@@ -15,17 +15,17 @@ mod pressure;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::error::{BlockError, MemoryError};
 use crate::extent_sizes::ExtentSizes;
-use crate::extents::{Extent, Fence, LastWriter, NotReplaced, SpaceCounts, Unmapped};
+use crate::extents::{Extent, Fence, LastWriter, New, NotReplaced, Space, SpaceCounts, Unmapped};
 use crate::own::{Access, Stream};
 use crate::pool::accounts::{Amount, Budget, TenantId};
 use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::{Core, Locked};
 use crate::pool::memory::Memory;
+use crate::pool::supply::{AtDriver, Obtained};
 use crate::size::Granularity;
 use crate::wanted::Purpose;
 
@@ -157,6 +157,27 @@ impl Run {
             }
         }
         (offset, bytes)
+    }
+
+    /// Places physicals one behind the other at the run, which a tenant's bytes are copied to.
+    fn written_by(&self, by: u64, physicals: Vec<Unmapped>) -> New {
+        let mut at = self.offset;
+        let placed = physicals.into_iter().map(|mut unmapped| {
+            let offset = at;
+            at += unmapped.size();
+            // Another tenant may have written to the memory before, and this tenant too if the copy
+            // fails.
+            let writer = unmapped
+                .last_writer
+                .get_or_insert(LastWriter { by, blank: false });
+            if writer.by != by {
+                let by = LastWriter::SEVERAL;
+                *writer = LastWriter { by, blank: false };
+            }
+            writer.blank = false;
+            (offset, unmapped)
+        });
+        placed.collect()
     }
 
     /// Returns the bytes of a slot's block in the extent in which it ends, if idle memory lies
@@ -396,27 +417,24 @@ impl Locked<'_> {
         run: &Run,
         physicals: Vec<Unmapped>,
     ) -> Result<Moved, BlockError> {
-        let stream = match self.scrubber() {
-            Ok(stream) => stream,
-            Err(error) => {
-                self.put_back(physicals);
-                return Err(error.into());
-            }
-        };
         let count = physicals.len() as u64;
-        self.return_resting_for(run.size);
-        let room = self.make_mapping_room(slot.id.tenant, count, false);
-        if let Err(error) = room.and_then(|()| self.memory.check_addresses(run.size)) {
-            self.put_back(physicals);
+        let obtained = Obtained(self, physicals);
+        let stream = obtained.0.scrubber()?;
+        obtained.0.return_resting_for(run.size);
+        let room = (obtained.0).make_mapping_room(slot.id.tenant, count, false);
+        if let Err(error) = room.and_then(|()| obtained.0.memory.check_addresses(run.size)) {
             return Ok(Moved::NoSpace(error));
         }
-        // The copy's own mappings and addresses count against the limits, and are no tenant's.
-        let own = Amount::of(0, count, run.size);
-        let charge = self.memory.budget.charge(None, own);
-        let replace = || self.replace_run(slot, run, physicals, &stream);
-        let replaced = catch_unwind(AssertUnwindSafe(replace));
-        self.memory.budget.refund(charge);
-        let replaced = replaced.unwrap_or_else(|panic| resume_unwind(panic));
+        let physicals = obtained.take();
+        // The copy's own mappings and addresses count against the limits, and are no tenant's. After
+        // a panic of the driver, which may have them, they count for good.
+        let budget = &mut self.memory.budget;
+        let mappings = budget.charge(None, Amount::mappings(count));
+        let addresses = budget.charge(None, Amount::of(0, 0, run.size));
+        let replaced = self.replace_run(slot, run, physicals, &stream);
+        self.memory.budget.refund(mappings);
+        let replaced = replaced.map(|beside| self.unlocked(|| drop(beside)));
+        self.memory.budget.refund(addresses);
         replaced.map(|()| Moved::Copied(run.size))
     }
 
@@ -444,37 +462,26 @@ impl Locked<'_> {
         self.gather(tenant, run.range(), run.sizes, false)
     }
 
+    /// Returns the addresses that were copied through. Memory that a panic of the driver loses is
+    /// quarantined.
     fn replace_run(
         &mut self,
         slot: &mut Slot,
         run: &Run,
         physicals: Vec<Unmapped>,
         stream: &Stream,
-    ) -> Result<(), BlockError> {
+    ) -> Result<Space, BlockError> {
         let by = slot.id.tenant.0;
-        let mut at = run.offset;
-        let new = physicals.into_iter().map(|mut unmapped| {
-            let offset = at;
-            at += unmapped.size();
-            // Another tenant may have written to the memory before, and this tenant too if the copy
-            // fails.
-            let writer = unmapped
-                .last_writer
-                .get_or_insert(LastWriter { by, blank: false });
-            if writer.by != by {
-                let by = LastWriter::SEVERAL;
-                *writer = LastWriter { by, blank: false };
-            }
-            writer.blank = false;
-            (offset, unmapped)
-        });
-        let new = new.collect();
+        let gathered: u64 = physicals.iter().map(Unmapped::size).sum();
+        let new = run.written_by(by, physicals);
         let before = slot.space.footing();
         slot.merged |= run.sizes != slot.class.sizes;
-        let replaced = self.unlocked(|| match slot.completed() {
+        let at_driver = AtDriver::begin(self, gathered);
+        let replaced = at_driver.0.unlocked(|| match slot.completed() {
             Ok(mut completed) => completed.replace(new, Access::ReadWrite, stream),
             Err(error) => Err(NotReplaced::unchanged(error, new)),
         });
+        at_driver.end();
         slot.space.note_writer(run.offset, run.end(), by);
         self.rebook(slot, before);
         let failed = match replaced {
@@ -482,9 +489,7 @@ impl Locked<'_> {
                 slot.space.settle(run.offset);
                 old.into_parts()
                     .for_each(|(_, unmapped)| self.memory.keep(unmapped));
-                // Last: the driver may panic while it frees the addresses.
-                self.unlocked(|| drop(beside));
-                return Ok(());
+                return Ok(beside);
             }
             Err(failed) => failed,
         };
@@ -492,21 +497,29 @@ impl Locked<'_> {
             // The copy's source and target must not be unmapped before the copy ends.
             slot.fence.merge(Fence::stream(stream.clone()));
         }
-        self.put_back(failed.physicals);
-        let Some(lost) = failed.lost else {
-            return Err(failed.failure.into_error().into());
-        };
-        slot.broken = true;
-        let (offset, bytes) = run.missing(slot, lost.ranges());
-        let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
-        self.put_back(rest.collect());
-        // A panic of the driver goes on.
-        drop(failed.failure.into_error());
-        Err(BlockError::Lost {
-            address: slot.space.address(),
-            offset,
-            bytes,
-            cause: lost.error,
+        let mut back = failed.physicals;
+        let lost = failed.lost.map(|lost| {
+            slot.broken = true;
+            let missing = run.missing(slot, lost.ranges());
+            back.extend(lost.rest.into_parts().map(|(_, unmapped)| unmapped));
+            (missing, lost.error)
+        });
+        let known = slot.space.bytes() + slot.space.stuck_bytes();
+        let known = known + back.iter().map(Unmapped::size).sum::<u64>();
+        let all = before.bytes + before.stuck_bytes + gathered;
+        // Nothing, unless the driver panicked.
+        self.memory.budget.quarantine(all.saturating_sub(known), 0);
+        // At once and last: the driver may panic in it.
+        self.put_back(back);
+        let error = failed.failure.into_error();
+        Err(match lost {
+            None => error.into(),
+            Some(((offset, bytes), cause)) => BlockError::Lost {
+                address: slot.space.address(),
+                offset,
+                bytes,
+                cause,
+            },
         })
     }
 

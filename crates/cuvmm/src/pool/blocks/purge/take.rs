@@ -45,8 +45,10 @@ impl Locked<'_> {
         let (mut own, mut left) = (Vec::new(), Amount::default());
         for (offset, unmapped) in taken.into_parts() {
             left.mappings += 1;
-            // Otherwise the mappings of other slots hold the memory.
-            if self.blocks.leave(slot, offset, unmapped.physical.as_raw()) {
+            let (id, memory) = (slot.id.tenant, &unmapped.physical);
+            let is_last = self.blocks.leave(slot, offset, memory.as_raw());
+            // Otherwise the mappings of other slots hold the memory, unless a panic lost those slots.
+            if is_last || self.blocks.ends_sharing(id, memory) {
                 left.bytes += unmapped.size();
                 own.push(unmapped);
             }

@@ -12,6 +12,8 @@
 
 use cuvmm_driver::PhysicalHandle;
 
+use crate::own::Physical;
+use crate::pool::accounts::TenantId;
 use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{Sharers, Slot, SlotId};
 
@@ -51,6 +53,20 @@ impl Blocks {
             self.with_slot(SlotId { tenant, index }, |_| ());
         }
         left == Sharers::None
+    }
+
+    /// Ends the sharing of memory that no slot maps any more, since a panic has lost the slots that did.
+    /// Returns `false` if a slot may map it.
+    pub(in crate::pool::blocks) fn ends_sharing(
+        &mut self,
+        id: TenantId,
+        memory: &Physical,
+    ) -> bool {
+        let ends = !memory.is_shared();
+        if ends && let Some(tenancy) = self.slots.of_mut(id) {
+            tenancy.share_table.forget(memory.as_raw());
+        }
+        ends
     }
 
     /// Returns how many other slots map a slot's extent at an offset.

@@ -19,7 +19,7 @@ use crate::extents::{Extent, Fence, LastWriter, Poll, TakenOut};
 use crate::own::Access;
 use crate::pool::accounts::{Charge, TenantId};
 use crate::pool::blocks::slots::{BlockPlace, Slot, SlotId};
-use crate::pool::blocks::{Blocks, Gathered, Unfinished};
+use crate::pool::blocks::{Blocks, Charging, Gathered, Unfinished};
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::{Attempt, Wait};
 use crate::wanted::Purpose;
@@ -56,10 +56,11 @@ impl Refused {
     }
 }
 
+/// Memory for a slot. After a panic of the driver its charge stays, and counts the memory.
 #[must_use = "it is placed or put back"]
 struct Own {
     bytes: u64,
-    charge: Charge,
+    charge: Option<Charge>,
     gathered: Gathered,
 }
 
@@ -327,16 +328,12 @@ impl Locked<'_> {
         }
         let charge = self.obtain(id, bytes, Purpose::Growth)?;
         let range = extent.offset..extent.offset + bytes;
-        let own = match self.gather_to_place(slot, range, true) {
-            Ok(gathered) => Own {
-                bytes,
-                charge,
-                gathered,
-            },
-            Err(error) => {
-                self.memory.budget.refund(charge);
-                return Err(error);
-            }
+        let charging = Charging(self, Some(charge));
+        let gathered = charging.0.gather_to_place(slot, range, true)?;
+        let own = Own {
+            bytes,
+            charge: charging.take(),
+            gathered,
         };
         self.exchange_with(slot, (extent, from), own, waits)
     }
@@ -373,8 +370,8 @@ impl Locked<'_> {
     }
 
     fn put_own_back(&mut self, own: Own) {
-        self.put_gathered_back(own.gathered);
         self.memory.budget.refund(own.charge);
+        self.put_gathered_back(own.gathered);
     }
 
     /// Makes an extent writable that no other slot maps any more.
@@ -466,16 +463,7 @@ impl Locked<'_> {
     ) -> Result<(), Unfinished> {
         let bytes = own.bytes;
         // The copy overwrites all the memory: there is nothing to scrub.
-        match self.place_gathered(slot, offset, own.gathered) {
-            Ok(()) => {
-                self.blocks.slots.renew(slot);
-                self.memory.budget.keep(own.charge);
-            }
-            Err(error) => {
-                self.memory.budget.refund(own.charge);
-                return Err(error.into());
-            }
-        }
+        self.place_gathered(slot, offset, own.gathered, own.charge)?;
         // Another tenant may have written to the memory before, and this tenant too if the copy
         // fails.
         let several = LastWriter::SEVERAL;

@@ -87,7 +87,8 @@ impl ShareTable {
         })
     }
 
-    fn forget(&mut self, handle: PhysicalHandle) {
+    /// Ends the sharing of an extent, whose bytes are charged apart from here on.
+    pub(in crate::pool::blocks) fn forget(&mut self, handle: PhysicalHandle) {
         if let Some(entry) = self.entries.remove(&handle) {
             self.bytes -= entry.size;
         }

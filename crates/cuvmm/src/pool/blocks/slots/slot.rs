@@ -171,6 +171,19 @@ pub(crate) struct Figures {
     pub(crate) sleeps: bool,
 }
 
+impl Figures {
+    /// Returns the figures of a slot that a panic loses: all its memory stays in use.
+    pub(super) fn lost(&self) -> Self {
+        let all = self.in_use + self.padding + self.precommitted + self.idle;
+        Self {
+            in_use: all,
+            kept: all,
+            exported: self.exported,
+            ..Self::default()
+        }
+    }
+}
+
 impl Slot {
     pub(super) fn figures(&self) -> Figures {
         // A block that has lost memory has less memory than its size.

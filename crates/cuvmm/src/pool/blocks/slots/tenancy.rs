@@ -84,9 +84,11 @@ pub(in crate::pool) struct Tenancy {
 
 enum Place {
     Vacant,
-    /// The locked section has the slot, or the slot was lost to a panic.
+    /// The locked section has the slot.
     Taken,
     Out(Box<Out>),
+    /// A panic lost the slot, whose memory stays charged.
+    Lost(Box<Figures>),
     In(Listed),
 }
 
@@ -338,7 +340,8 @@ impl Tenancy {
 
     #[cfg(debug_assertions)]
     pub(super) fn has_lost(&self) -> bool {
-        self.slots.iter().any(|place| matches!(place, Place::Taken))
+        let mut places = self.slots.iter();
+        places.any(|place| matches!(place, Place::Lost(_)))
     }
 
     /// Returns two flags: a slot is listed for a block to be put in, and listed as giving memory.
@@ -377,9 +380,11 @@ impl Tenancy {
     /// Gives up the slots that an operation had out when a panic ended it.
     pub(super) fn lose(&mut self, flight: NonZeroU64) {
         for place in &mut self.slots {
-            if matches!(place, Place::Out(out) if out.flight == flight) {
-                self.sleepers -= usize::from(place.is_sleepers());
-                *place = Place::Taken;
+            if let Place::Out(out) = place
+                && out.flight == flight
+            {
+                self.sleepers -= usize::from(out.figures.sleeps);
+                *place = Place::Lost(Box::new(out.figures.lost()));
             }
         }
     }
@@ -455,7 +460,7 @@ impl Place {
         match self {
             Self::In(listed) => !listed.slot.sleep_state.is_awake(),
             Self::Out(out) => out.figures.sleeps,
-            Self::Vacant | Self::Taken => false,
+            Self::Vacant | Self::Taken | Self::Lost(_) => false,
         }
     }
 
@@ -463,7 +468,7 @@ impl Place {
         match self {
             Self::In(listed) => listed.slot.idle(),
             Self::Out(out) => out.figures.idle,
-            Self::Vacant | Self::Taken => 0,
+            Self::Vacant | Self::Taken | Self::Lost(_) => 0,
         }
     }
 
@@ -471,6 +476,7 @@ impl Place {
         match self {
             Self::In(listed) => listed.slot.kept(),
             Self::Out(out) => out.figures.kept + out.revived,
+            Self::Lost(figures) => figures.kept,
             Self::Vacant | Self::Taken => 0,
         }
     }
@@ -483,6 +489,7 @@ impl Place {
                 Some((slot.figures(), tag))
             }
             Self::Out(out) => Some((out.figures.clone(), out.tag.as_ref())),
+            Self::Lost(figures) => Some(((**figures).clone(), None)),
             Self::Vacant | Self::Taken => None,
         }
     }

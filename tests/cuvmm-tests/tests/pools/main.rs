@@ -22,6 +22,7 @@ mod mapper;
 mod meanwhile;
 mod other_programs;
 mod out_of_memory;
+mod panic_sweep;
 mod panics;
 mod parts;
 mod peers;

@@ -9,6 +9,8 @@
 //! A block that has shrunk is *cut*: the extents behind its end go back to the pool, and the bytes
 //! before the end, in the extent in which it ends, are copied to smaller extents. Blocks of which
 //! the least is to be copied come first, because each cut makes room for the next copy.
+//!
+//! Keeps I-141.
 
 mod prefix;
 mod pressure;

@@ -9,8 +9,9 @@ use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::world::{Books, books};
 use crate::common::{self, G, Rig, host, limited};
 use crate::scene::{LAYOUTS, builder, stamps};
-use cuvmm::driver::Call;
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Nothing};
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{BlockError, MemoryError, PagedKvError};
 use cuvmm::paged::{Layout, PagedStats};
 use cuvmm::{PagedKv, Pool, Stream, Tenant};
@@ -212,7 +213,7 @@ fn a_panic_of_the_driver_while_an_extent_is_unmapped_holds_up_no_call() {
             |kv, _| drop(kv.purge()),
             |kv, b| drop(b.try_allocate(32 * G - kv.stats().unwrap().committed)),
         ];
-        for take in takes {
+        for (take, refuses) in takes.into_iter().flat_map(|it| [(it, false), (it, true)]) {
             let rig = host();
             let pool = limited(&rig, 32).build().unwrap();
             let [a, b] = common::tenants(&pool);
@@ -222,20 +223,25 @@ fn a_panic_of_the_driver_while_an_extent_is_unmapped_holds_up_no_call() {
             kv.release(&[0, 23]).unwrap();
             home.synchronize().unwrap();
             let before = kv.stats().unwrap();
-            let panics = AtomicU64::new(0);
+            let (panics, faults) = (AtomicU64::new(0), Arc::clone(&rig.faults));
             rig.faults.watch(Some(Arc::new(move |call| {
                 if call == Call::MemUnmap && panics.fetch_add(1, Ordering::SeqCst) == 0 {
+                    if refuses {
+                        let refused = Fault::all(CUresult::CUDA_ERROR_UNKNOWN);
+                        faults.arm(refused.of(Call::MemUnmap));
+                    }
                     panic!("a mistake in the driver");
                 }
             })));
             let taken = catch_unwind(AssertUnwindSafe(|| take(&kv, &b)));
             rig.faults.watch(None);
+            rig.faults.disarm();
             assert!(taken.is_err());
             let after = kv.stats().unwrap();
             assert_eq!((after.in_use, after.committed), (1, before.committed));
-            // The extent may be mapped: its addresses are lost.
+            // An extent that is mapped still keeps its addresses.
             let refused = [0, 23].map(|number| kv.try_back(&[number]).is_err());
-            assert!(refused.contains(&true), "{layout:?}");
+            assert_eq!(refused.contains(&true), refuses, "{layout:?}");
             kv.back(&[12, 13]).unwrap();
             assert_eq!(stamps(&rig, &kv, 12), [0; 16]);
             drop(kv);

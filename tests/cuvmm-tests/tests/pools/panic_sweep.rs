@@ -186,7 +186,7 @@ fn covers(scene: &Scene, when: &str, wrong: &mut Wrong) {
     wrong.unless(is_within, || format!("{when}: {taken} taken, {has} there"));
 }
 
-/// What was found to be wrong. The drop of this value fails the test if it is something.
+/// The faults that were found. The drop of this value fails the test if it is something.
 #[derive(Default)]
 struct Found(Vec<String>);
 

@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use super::Wait;
 use super::futures::AllocateFuture;
 use super::wait::after;
 use super::wanted::Wanted;
+use super::{HolderRequest, HolderWant, Needs, QueuedAttempt, Wait};
+use crate::error::BlockError;
 use crate::extents::Mapper;
 use crate::extents::rig::{G, Rig, rig};
+use crate::ledger::InLine;
 use crate::own::Stream;
 use crate::paged::{LayerGroup, PagedKv};
 use crate::pool::core::Core;
@@ -378,4 +380,60 @@ fn the_mapper_does_its_other_work_between_two_hooks() {
     assert_eq!(waits.len(), 8, "each hook once");
     assert_eq!((waits.first(), waits.last()), (Some(&true), Some(&false)));
     drop((request, tenants));
+}
+
+/// The attempt of a holder that is refused, and whose lock is taken in attempts with some numbers.
+struct Played {
+    refused: BlockError,
+    taken: &'static [usize],
+    attempts: AtomicUsize,
+    needs: Needs,
+}
+
+impl QueuedAttempt for Played {
+    fn attempt(&self, _: Option<InLine>) -> Option<Result<(), BlockError>> {
+        let attempt = self.attempts.fetch_add(1, Ordering::SeqCst);
+        let is_taken = self.taken.contains(&attempt);
+        (!is_taken).then(|| Err(self.refused.clone()))
+    }
+
+    fn needs(&self) -> &Needs {
+        &self.needs
+    }
+}
+
+// I-144
+#[test]
+fn a_round_goes_on_after_a_turn_in_which_the_holder_could_not_be_asked() {
+    let mut world = World::new();
+    let last = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&last);
+    let other = world.pool.tenant("other").priority(1);
+    let other = other.on_pressure(move |_| {
+        AtomicUsize::fetch_add(&counts, 1, Ordering::SeqCst);
+    });
+    let other = other.register().unwrap();
+    let held = other.try_allocate(G).unwrap();
+    world.fill();
+    let home = Stream::new(&world.rig.device).unwrap();
+    let attempt = Played {
+        refused: world.asks.try_allocate(G).unwrap_err(),
+        // One before the first hook and one after it. Then several in vain.
+        taken: &[2, 3, 4],
+        attempts: AtomicUsize::new(0),
+        needs: Needs::of(G),
+    };
+    let attempt = Arc::new(attempt);
+    let want = HolderWant {
+        home,
+        attempt: attempt.clone(),
+    };
+    let mut request = HolderRequest::new(&world.asks);
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(request.queue(&mut context, want).is_pending());
+    while attempt.attempts.load(Ordering::SeqCst) < 10 {
+        world.calls();
+    }
+    assert_eq!((world.calls(), last.load(Ordering::SeqCst)), (1, 1));
+    drop((request, held));
 }

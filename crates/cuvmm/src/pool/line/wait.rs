@@ -266,7 +266,8 @@ impl Core {
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Attempt<'a, T> {
         let queued = match wait {
-            Wait::Turn { number, .. } => Some(number),
+            // Where no attempt could be made, the round goes on in another turn.
+            Wait::Turn { number, .. } if shortage_in(&outcome).is_some() => Some(number),
             _ => None,
         };
         let round = |number| state.memory.line.queue.take_round(number);

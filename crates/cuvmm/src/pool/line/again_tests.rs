@@ -437,3 +437,38 @@ fn a_round_goes_on_after_a_turn_in_which_the_holder_could_not_be_asked() {
     assert_eq!((world.calls(), last.load(Ordering::SeqCst)), (1, 1));
     drop((request, held));
 }
+
+/// The requests in front of the last.
+const IN_FRONT: usize = 10;
+
+// I-148
+#[test]
+fn requests_whose_slow_hooks_free_memory_do_not_keep_others_from_their_turns() {
+    let mut world = World::new();
+    let small = world.pool.tenant("small").register().unwrap();
+    let kept = small.try_allocate(G).unwrap();
+    world.fill();
+    drop(kept);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (counts, core) = (Arc::clone(&calls), Arc::downgrade(world.asks.core()));
+    let hook = move |_: &super::Pressure| {
+        // It takes so long that the requests before are asked for again, and too little comes free.
+        if counts.fetch_add(1, Ordering::SeqCst) < 500 {
+            core.upgrade().iter().for_each(|it| pass(it, HOOKS_AGAIN));
+            drop(small.try_allocate(G).unwrap());
+        }
+    };
+    world.keeper.set_hook(Some(Arc::new(hook))).unwrap();
+    let tenant = |number| world.pool.tenant(format!("{number}")).register().unwrap();
+    let tenants: Vec<_> = (0..IN_FRONT).map(tenant).collect();
+    let request = |it: &Tenant| Box::pin(it.allocate_async(2 * G));
+    let mut requests: Vec<_> = tenants.iter().map(request).collect();
+    for request in &mut requests {
+        assert!(is_pending(request.as_mut()));
+    }
+    // Refused in its turn.
+    assert!(block_on(world.asks.allocate_async(u64::MAX >> 1)).is_err());
+    let calls = calls.load(Ordering::SeqCst);
+    assert!((IN_FRONT..=3 * IN_FRONT).contains(&calls), "{calls}");
+    drop((requests, tenants));
+}

@@ -25,11 +25,12 @@
 //! deadline, on the mapper's thread. A request that is not attempted, since an earlier one does not
 //! fit, calls no hook again. Memory that hooks free goes to the first request that it is enough for.
 //! Wakers are called on that thread too, and should only schedule their task. A slow hook or waker
-//! delays all pools that the mapper serves, which it serves between two hooks. So does the device itself on drivers before
-//! CUDA 12.5, where only synchronizing with it shows that work on blocks without a home stream is
-//! complete. A panic in a hook or waker is logged, and the mapper goes on. A future that is polled
-//! first in a hook behaves like the `try_` form of its method, driver calls included. A future that
-//! was polled before must not be waited for in a hook, since it may be waiting for that hook.
+//! delays all pools that the mapper serves, which it serves between two hooks. So does the device
+//! itself on drivers before CUDA 12.5, where only synchronizing with it shows that work on blocks
+//! without a home stream is complete. A panic in a hook or waker is logged, and the mapper goes on. A
+//! future that is polled first in a hook behaves like the `try_` form of its method, driver calls
+//! included. A future that was polled before must not be waited for in a hook, since it may be waiting
+//! for that hook.
 //!
 //! **Dropping.** Dropping a future withdraws its request, and memory that was granted and not taken
 //! goes back to the pool. A leaked future (`mem::forget`) of a new block is granted and its memory

@@ -20,6 +20,10 @@ use crate::pool::blocks::slots::BlockPlace;
 use crate::size::Granularity;
 use crate::wanted::Lacking;
 
+/// How many passes begin before one gives each request its turn, whatever becomes free meanwhile. Else the
+/// first requests, whose slow hooks are called again and again, could keep others from their turns.
+const PASSES: usize = 8;
+
 #[derive(Clone, Debug)]
 pub(super) enum Want {
     Block(Arc<OwnedOptions>),
@@ -182,6 +186,8 @@ pub(super) struct Queue {
     shows_too_much: bool,
     /// `true` if other threads announced memory since the queue was last searched.
     pub(super) memory_freed: bool,
+    /// The passes that were begun since one has ended.
+    pub(super) passes: usize,
     /// The rest of a pass that a hook has interrupted.
     pub(super) rest: Option<Pass>,
     /// `true` if the stream caches were emptied since a request joined the empty queue. No block
@@ -207,6 +213,18 @@ impl Queue {
         let heads = heads.chain(&self.fresh);
         let heads = heads.filter_map(|number| Some((*number, self.requests.get(number)?.group)));
         heads.collect()
+    }
+
+    /// Returns `true` if the pass starts again, since memory became free.
+    pub(super) const fn starts_again(&self) -> bool {
+        self.memory_freed && self.passes < PASSES
+    }
+
+    /// Notes that a pass has given each request its turn, unless it starts again.
+    pub(super) const fn end_pass(&mut self) {
+        if !self.starts_again() {
+            self.passes = 0;
+        }
     }
 
     pub(super) fn head_of(&self, group: Group) -> Option<u64> {

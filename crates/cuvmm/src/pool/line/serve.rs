@@ -8,7 +8,7 @@
 //! again at the front. A hook may take long: behind each one the pass is interrupted, and the mapper
 //! does its other work for all pools before the pass goes on.
 //!
-//! Keeps I-144.
+//! Keeps I-144 and I-148.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,9 +23,6 @@ use crate::pool::blocks::Blocks;
 use crate::pool::core::Core;
 use crate::pool::memory::Memory;
 use crate::sync::atomic::{AtomicBool, Ordering};
-
-/// How often a pass starts again because memory became free.
-const PASSES: usize = 8;
 
 enum Served {
     Granted,
@@ -74,13 +71,13 @@ impl Core {
             return None;
         }
         let mut served = false;
-        for pass in 1..=PASSES {
-            served |= self.serve_once(stop, pass < PASSES);
-            let state = self.lock();
-            let queue = &state.memory.line.queue;
-            if !queue.memory_freed || queue.rest.is_some() {
-                break;
-            }
+        let mut starts_again = true;
+        while starts_again {
+            served |= self.serve_once(stop);
+            starts_again = self.look(|state| {
+                let queue = &state.memory.line.queue;
+                queue.passes > 0 && queue.rest.is_none()
+            });
         }
         self.look(|state| self.queue_in_ledger(state.memory.line.queue.show_lacking()));
         served |= self.tell_listeners();
@@ -99,9 +96,9 @@ impl Core {
         }
     }
 
-    /// Gives each request its turn; returns `true` if one was answered. Returns early behind a hook
-    /// and, with `may_end`, if memory became free meanwhile.
-    fn serve_once(&self, stop: &AtomicBool, may_end: bool) -> bool {
+    /// Gives each request its turn; returns `true` if one was answered. Returns early behind a hook,
+    /// and if memory became free meanwhile and the pass may start again.
+    fn serve_once(&self, stop: &AtomicBool) -> bool {
         let Pass {
             mut heads,
             mut short,
@@ -109,7 +106,7 @@ impl Core {
         let mut served = false;
         while let Some((number, group)) = heads.pop_first() {
             let mut state = self.lock();
-            if stop.load(Ordering::Acquire) || (may_end && state.memory.line.queue.memory_freed) {
+            if stop.load(Ordering::Acquire) || state.memory.line.queue.starts_again() {
                 break;
             }
             let behind = short.iter().find(|(short, _)| group.is_short_like(short));
@@ -144,18 +141,21 @@ impl Core {
                 Served::Waits => {}
             }
         }
+        self.lock().memory.line.queue.end_pass();
         served
     }
 
-    /// Begins a pass at the front of the queue, or goes on with one that a hook has interrupted if no
-    /// memory became free since.
+    /// Begins a pass at the front of the queue, or goes on with one that a hook has interrupted unless
+    /// that starts again.
     fn begin_pass(&self) -> Pass {
         let mut state = self.lock();
-        let freed = std::mem::take(&mut state.memory.line.queue.memory_freed);
-        let rest = state.memory.line.queue.rest.take();
-        if let Some(rest) = rest.filter(|_| !freed) {
+        let queue = &mut state.memory.line.queue;
+        let starts_again = queue.starts_again();
+        if let Some(rest) = queue.rest.take().filter(|_| !starts_again) {
             return rest;
         }
+        queue.memory_freed = false;
+        queue.passes += 1;
         if !state.memory.line.queue.swept {
             // Blocks freed while requests wait are announced instead of going to a stream cache.
             state.blocks.sweep_each();

@@ -11,11 +11,11 @@ use crate::size::Granularity;
 const GRANT: u64 = 64 << 20;
 
 /// Returns the smallest grant that a pool asks for, if that much is left, and the unneeded bytes that
-/// it keeps while it is in use: a 16th of the pool's limit or of the ledger's, whichever is less, at
-/// most 64 MiB and at least a granule. So small changes do not touch the shared file, and a pool that
-/// needs little takes little of a small ledger. All sizes in bytes.
-pub(crate) fn piece(granule: Granularity, pool: u64, ledger: u64) -> u64 {
-    let part = pool.min(ledger) / 16;
+/// it keeps while it is in use: a 16th of the pool's limit or of the process's, which is at most the
+/// ledger's, whichever is less, at most 64 MiB and at least a granule. So small changes do not touch the
+/// shared file, and a pool that needs little takes little of a small limit. All sizes in bytes.
+pub(crate) fn piece(granule: Granularity, pool: u64, process: u64) -> u64 {
+    let part = pool.min(process) / 16;
     granule.round_down(part.min(GRANT)).max(granule.bytes())
 }
 

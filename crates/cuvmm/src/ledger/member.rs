@@ -498,9 +498,11 @@ impl Member {
         }
     }
 
-    /// Returns the ledger's limit in bytes.
+    /// Returns the most bytes that the process may be charged: its own limit, or the ledger's if that is
+    /// less.
     pub(crate) fn limit(&self) -> u64 {
         let granules = self.file.layout().header.limit();
+        let granules = granules.min(self.slot().limit.load());
         granules.saturating_mul(self.granule.bytes())
     }
 
@@ -558,7 +560,7 @@ impl Member {
         LedgerShortage {
             wanted: bytes(missing),
             left: bytes(left),
-            limit: self.limit(),
+            limit: bytes(self.file.layout().header.limit()),
             held: bytes(self.count().charged()),
             reason,
         }

@@ -176,8 +176,13 @@ on_both! {
         let tenant = small.tenant("small").register().unwrap();
         let block = tenant.try_allocate(G).unwrap();
         assert_eq!(all[3].charged(), 10);
-        let rest = needs[0].try_allocate(94 * G).unwrap();
-        drop((held, rest, block, tenant, small));
+        // Pools of a process with a limit take a 16th of that.
+        let own = Ledger::builder(&rig.device, dir.path()).process_limit(16 * G).open().unwrap();
+        let pools = [(); 4].map(|()| Pool::builder(&rig.device).ledger(&own).build().unwrap());
+        let tenants = pools.each_ref().map(|it| it.tenant("a").register().unwrap());
+        let blocks = tenants.each_ref().map(|it| it.try_allocate(3 * G).unwrap());
+        let rest = needs[0].try_allocate(82 * G).unwrap();
+        drop((held, rest, block, tenant, small, blocks, tenants, pools));
     }
 
     fn a_tenant_at_its_own_limit_takes_nothing_from_others(rig) {

@@ -1,5 +1,7 @@
 //! Mappings: a physical mapped in a reservation.
 //!
+//! Keeps I-149.
+//!
 //! `unsafe` is used to map, unmap and set access. Reservation and physical are owned here and kept
 //! alive by the mapping, the range was free, and the sizes are equal by construction.
 #![allow(unsafe_code)]
@@ -62,24 +64,25 @@ impl Mapping {
             handle,
         };
         let address = reserved.insert_range(part, offset, taken)?;
+        // A panic of the driver, which may have mapped it, leaves this behind.
+        let placed = ManuallyDrop::new(Placed {
+            reserved: Arc::clone(reserved),
+            physical: physical.clone(),
+            address,
+            offset,
+        });
         // SAFETY: the range is within one reservation owned here, at a place just occupied for it,
         // and the handle is alive: `physical` owns it.
         let mapped = device.call(Call::MemMap, |driver, _| unsafe {
             driver.map(address, size, 0, handle, 0)
         });
         if let Err(cause) = mapped {
+            drop(ManuallyDrop::into_inner(placed));
             reserved.remove_range(address);
             return Err(MemoryError::range(offset, size, cause));
         }
-        let reserved = Arc::clone(reserved);
-        let placed = Placed {
-            reserved,
-            physical: physical.clone(),
-            address,
-            offset,
-        };
         Ok(Self {
-            placed: ManuallyDrop::new(placed),
+            placed,
             mapped: true,
         })
     }

@@ -293,3 +293,21 @@ fn what_a_purge_may_have_left_mapped_is_quarantined_once_and_charged_to_no_tenan
         assert!(stats.mappings >= lost);
     }
 }
+
+// I-149
+#[test]
+fn memory_that_a_panic_may_have_left_mapped_by_a_fork_is_not_free() {
+    let rig = host();
+    let pool = limited(&rig, 8).build().unwrap();
+    let tenant = pool.tenant("a").register().unwrap();
+    let mut region = common::committed(tenant.region(2 * G).largest_extent(2 * G), 2 * G);
+    let maps = |call| call == Call::MemMap;
+    let (_, panicked) = panics_at(&rig, 1, maps, || region.fork(&[]));
+    assert!(panicked);
+    drop((region, tenant));
+    pool.trim(0).unwrap();
+    let stats = pool.stats();
+    let has = stats.committed + stats.quarantined;
+    assert_eq!((has, stats.free), (2 * G, 0), "{stats:?}");
+    assert_eq!(rig.machine.live().physical_bytes, 2 * G);
+}

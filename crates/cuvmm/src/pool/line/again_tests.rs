@@ -429,8 +429,8 @@ fn a_round_goes_on_after_a_turn_in_which_the_holder_could_not_be_asked() {
         attempt: attempt.clone(),
     };
     let mut request = HolderRequest::new(&world.asks);
-    let mut context = Context::from_waker(Waker::noop());
-    assert!(request.queue(&mut context, want).is_pending());
+    let context = Context::from_waker(Waker::noop());
+    assert!(request.queue(&context, want).is_pending());
     while attempt.attempts.load(Ordering::SeqCst) < 10 {
         world.calls();
     }

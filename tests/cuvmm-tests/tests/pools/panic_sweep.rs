@@ -14,8 +14,8 @@ use cuvmm::driver::{CUresult, Call};
 use cuvmm::kv::{Layout, Shape};
 use cuvmm::paged::LayerGroup;
 use cuvmm::{
-    Allocation, Block, Contents, Growth, Heap, HostStore, KvCache, Offer, PagedKv, Pool, Region,
-    Stream, Tenant,
+    Allocation, Block, Contents, Exchange, Group, Growth, Heap, HostStore, KvCache, Offer, PagedKv,
+    Pool, Region, Stream, Tenant,
 };
 
 const LIMIT: u64 = 40 * G;
@@ -186,7 +186,7 @@ fn covers(scene: &Scene, when: &str, wrong: &mut Wrong) {
     wrong.unless(is_within, || format!("{when}: {taken} taken, {has} there"));
 }
 
-/// The faults that were found. The drop of this value fails the test if it is something.
+/// The problems that were found. The drop of this value fails the test if there is one.
 #[derive(Default)]
 struct Found(Vec<String>);
 
@@ -306,6 +306,7 @@ fn forks() {
 
 // I-141
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn compaction() {
     let mut found = Found::default();
     found.each_call(
@@ -329,6 +330,7 @@ fn compaction() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn heaps() {
     let mut found = Found::default();
     let heap = |scene: &Scene| {
@@ -447,6 +449,77 @@ fn regions() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
+fn sleeping() {
+    let mut found = Found::default();
+    let awake = |scene: &Scene| {
+        scene.used(6);
+        (
+            scene.pieces(3),
+            scene.a.allocate(4 * G).unwrap(),
+            store(scene),
+        )
+    };
+    found.each_call("a sleep", awake, |scene, (_, _, store)| {
+        drop(scene.a.blocks().sleep(Contents::Keep(store)));
+    });
+    found.each_call("a sleep without contents", awake, |scene, _| {
+        drop(scene.a.blocks().release(true).sleep(Contents::Discard));
+    });
+    let asleep = move |scene: &Scene| {
+        let world = awake(scene);
+        scene.a.blocks().sleep(Contents::Keep(&world.2)).unwrap();
+        world
+    };
+    found.each_call("a wake", asleep, |scene, _| drop(scene.a.blocks().wake()));
+    let some = move |scene: &Scene| Some(asleep(scene));
+    found.each_call("the end of blocks that sleep", some, |_, blocks| {
+        drop(blocks.take());
+    });
+}
+
+// I-147
+#[test]
+#[ignore = "slow: `.ci/run` runs it"]
+fn exchanges() {
+    let mut found = Found::default();
+    let two = |scene: &Scene| {
+        let store = store(scene);
+        let new = [4, 3].map(|size| scene.b.allocate(size * G).unwrap());
+        scene.b.blocks().sleep(Contents::Keep(&store)).unwrap();
+        let old = [5, 1].map(|size| scene.a.allocate(size * G).unwrap());
+        (old, new, store)
+    };
+    found.each_call("an exchange", two, |scene, (_, _, store)| {
+        let exchange = Exchange::new().sleep(scene.a.blocks(), Contents::Keep(store));
+        drop(exchange.wake(scene.b.blocks()).run());
+    });
+}
+
+#[test]
+#[ignore = "slow: `.ci/run` runs it"]
+fn groups() {
+    let mut found = Found::default();
+    let long = std::time::Duration::from_secs(600);
+    let awake = |scene: &Scene| {
+        let directory = tempfile::tempdir().unwrap();
+        let group = Group::join(directory.path(), "g", 1, Some(0)).unwrap();
+        (scene.pieces(3), store(scene), group, directory)
+    };
+    found.each_call("a group's sleep", awake, |scene, (_, store, group, _)| {
+        drop(group.sleep(&scene.a.blocks(), Contents::Keep(store), long));
+    });
+    let asleep = |scene: &Scene| {
+        let world = awake(scene);
+        scene.a.blocks().sleep(Contents::Keep(&world.1)).unwrap();
+        world
+    };
+    found.each_call("a group's wake", asleep, |scene, (_, _, group, _)| {
+        drop(group.wake(&scene.a.blocks(), long));
+    });
+}
+
+#[test]
 fn sequences() {
     let mut found = Found::default();
     const SHAPE: Shape = Shape {
@@ -481,6 +554,7 @@ fn sequences() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn paged_caches() {
     let mut found = Found::default();
     let cache = |scene: &Scene| {

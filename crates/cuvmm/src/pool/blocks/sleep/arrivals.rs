@@ -4,6 +4,8 @@
 //! other block still has it, and changes hands when no more can fail. Its charge passes when the
 //! blocks are marked, so that no other tenant gets the memory meanwhile, and goes back if the
 //! exchange fails.
+//!
+//! Keeps I-147.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +18,7 @@ use crate::own::{Access, Physical};
 use crate::pool::accounts::{Amount, Budget, TenantId};
 use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{SleepState, Slot, SlotId};
-use crate::pool::core::Locked;
+use crate::pool::core::{Core, Locked};
 
 /// The memory that blocks that fall asleep offer, by the size of the physicals.
 #[derive(Debug, Default)]
@@ -44,9 +46,7 @@ pub(crate) struct Arrival {
 enum Memory {
     Unmapped(Physical),
     Placed(Placed),
-    /// The driver panicked when it mapped the memory.
-    Unknown(Physical),
-    /// Not mapped, or stuck in the slot of the block that wakes.
+    /// Not mapped, stuck in the slot of the block that wakes, or lost there to a panic of the driver.
     Gone,
 }
 
@@ -182,24 +182,22 @@ impl Blocks {
         });
     }
 
-    /// Returns the charge for memory to the block that it comes from. A slot that was lost in a panic
-    /// keeps its charge.
-    fn pass_back(&mut self, budget: &mut Budget, id: SlotId, arrival: &Arrival) {
-        if self.slots.get(id).is_none() || self.slots.get(arrival.from).is_none() {
-            return;
-        }
+    /// Returns the charge for memory to the block that it comes from, also if a panic has lost a slot of
+    /// the two.
+    fn pass_back(&mut self, budget: &mut Budget, id: SlotId, (from, size): (SlotId, u64)) {
+        self.slots.recount_lost(id, |bytes| bytes - size);
+        self.slots.recount_lost(from, |bytes| bytes + size);
         self.with_slot(id, |slot| {
             if let SleepState::Moving { owed, .. } = &mut slot.sleep_state {
-                *owed -= arrival.size;
+                *owed -= size;
             }
         });
-        self.with_slot(arrival.from, |slot| {
+        self.with_slot(from, |slot| {
             if let SleepState::Moving { passed, .. } = &mut slot.sleep_state {
-                *passed -= arrival.size;
+                *passed -= size;
             }
         });
-        let from = [(id.tenant, arrival.size)];
-        budget.pass_on(&from, arrival.from.tenant);
+        budget.pass_on(&[(id.tenant, size)], from.tenant);
     }
 
     /// Adds mapped memory to the block that gets it.
@@ -222,20 +220,30 @@ impl TransitioningBlock {
         if arrivals.is_empty() {
             return;
         }
-        let (core, id) = (self.lease.core(), self.place().slot);
-        let mut state = self.lock();
-        state.with_slot_out(id, |state, slot| {
+        let id = self.place().slot;
+        let charges = arrivals.iter().map(|arrival| (arrival.from, arrival.size));
+        let _passed = Passed(self.lease.core(), id, charges.collect());
+        self.lock().with_slot_out(id, |state, slot| {
             for arrival in arrivals.iter_mut().rev() {
                 state.unmap_arrival(slot, arrival, running);
             }
         });
-        drop(state);
-        let givers = arrivals.iter().map(|arrival| (arrival.from, 0));
-        let all: Vec<(SlotId, u64)> = givers.chain([(id, 0)]).collect();
+    }
+}
+
+/// Charges that were passed on to a slot, by the slots that they come from. The drop of this value passes
+/// them back, also after a panic of the driver.
+struct Passed<'a>(&'a Core, SlotId, Vec<(SlotId, u64)>);
+
+impl Drop for Passed<'_> {
+    fn drop(&mut self) {
+        let Self(core, id, charges) = self;
+        let givers = charges.iter().map(|&(from, _)| (from, 0));
+        let all: Vec<(SlotId, u64)> = givers.chain([(*id, 0)]).collect();
         let mut state = core.await_slots(core.lock(), all.into_iter());
         let (memory, blocks) = state.halves();
-        for arrival in &arrivals {
-            blocks.pass_back(&mut memory.budget, id, arrival);
+        for &charge in charges.iter() {
+            blocks.pass_back(&mut memory.budget, *id, charge);
         }
     }
 }
@@ -270,7 +278,9 @@ impl Locked<'_> {
                 Err(panic) => {
                     self.memory.budget.refund(charge);
                     slot.broken = true;
-                    arrival.memory = Memory::Unknown(physical);
+                    // With another holder the memory is not reused: the mapping may be there.
+                    std::mem::forget(physical);
+                    arrival.memory = Memory::Gone;
                     return Err(Err(panic));
                 }
                 Ok(Err(failed)) => {
@@ -307,11 +317,8 @@ impl Locked<'_> {
     /// not unmap, stays mapped for good, and is not reused once its other block has given it up.
     fn unmap_arrival(&mut self, slot: &mut Slot, arrival: &mut Arrival, running: &Fence) {
         let memory = std::mem::replace(&mut arrival.memory, Memory::Gone);
-        let placed = match memory {
-            Memory::Placed(placed) => placed,
-            // With another holder it is not reused: the mapping may be there.
-            Memory::Unknown(physical) => return std::mem::forget(physical),
-            Memory::Unmapped(_) | Memory::Gone => return,
+        let Memory::Placed(placed) = memory else {
+            return;
         };
         let unmapped = self.unlocked(|| {
             let unmapped = placed.unmap_after(running);

@@ -182,6 +182,15 @@ impl Slots {
         tenancies.for_each(|tenancy| tenancy.lose(flight));
     }
 
+    /// Changes the bytes that are charged for a slot which a panic has lost, if it has.
+    pub(super) fn recount_lost(&mut self, id: SlotId, change: impl FnOnce(u64) -> u64) {
+        let tenancy = self.of_mut(id.tenant);
+        if let Some(figures) = tenancy.and_then(|it| it.lost_mut(id.index)) {
+            figures.in_use = change(figures.in_use);
+            figures.kept = figures.in_use;
+        }
+    }
+
     #[inline]
     pub(super) const fn note_work(&mut self) {
         #[cfg(debug_assertions)]

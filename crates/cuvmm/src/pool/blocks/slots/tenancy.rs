@@ -389,6 +389,14 @@ impl Tenancy {
         }
     }
 
+    /// Returns the figures of a slot that a panic has lost.
+    pub(super) fn lost_mut(&mut self, index: usize) -> Option<&mut Figures> {
+        match self.slots.get_mut(index)? {
+            Place::Lost(figures) => Some(figures),
+            _ => None,
+        }
+    }
+
     /// Returns the slots that a block of the class may be put in, the most recently used first.
     pub(in crate::pool::blocks) fn reusable(
         &self,

@@ -10,6 +10,7 @@
 //! Keeps I-20.
 
 use super::fence::{Fence, Unused};
+use super::mapped::Mapped;
 use super::place::{Placed, Unmapped};
 use super::space::Space;
 use crate::error::CallError;
@@ -37,6 +38,18 @@ impl Placed {
     pub(crate) fn unmap_after(self, fence: &Fence) -> Result<Unmapped, (Self, CallError)> {
         match fence.proof() {
             Some(proof) => self.unmap(proof),
+            None => Err((self, CallError::InUse)),
+        }
+    }
+
+    /// [Unmaps](Self::unmap_after) an extent. `left` gets its mapping if the driver panics.
+    pub(crate) fn unmap_after_or_leave(
+        self,
+        fence: &Fence,
+        left: &mut Vec<Mapped>,
+    ) -> Result<Unmapped, (Self, CallError)> {
+        match fence.proof() {
+            Some(proof) => self.unmap_or_leave(proof, left),
             None => Err((self, CallError::InUse)),
         }
     }

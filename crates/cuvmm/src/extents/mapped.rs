@@ -13,6 +13,7 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::fence::Unused;
 use crate::error::CallError;
@@ -39,6 +40,23 @@ impl Mapped {
         mapping
             .take_out()
             .map_err(|(mapping, error)| (Self::new(mapping), error))
+    }
+
+    /// [Unmaps](Self::unmap) a mapping. If the driver panics, `left` gets it, since it may be there.
+    pub(super) fn unmap_or_leave(
+        mut self,
+        proof: Unused,
+        left: &mut Vec<Self>,
+    ) -> Result<Physical, (Self, CallError)> {
+        match catch_unwind(AssertUnwindSafe(|| self.mapping.unmap())) {
+            // Makes no second call.
+            Ok(Ok(())) => self.unmap(proof),
+            Ok(Err(error)) => Err((self, error)),
+            Err(panic) => {
+                left.push(self);
+                resume_unwind(panic)
+            }
+        }
     }
 }
 

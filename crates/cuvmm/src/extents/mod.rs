@@ -34,6 +34,7 @@ pub(crate) use completed::Completed;
 pub(crate) use copies::wait_for;
 pub(crate) use failure::Failure;
 pub(crate) use fence::{Fence, Poll, Round, Unused, Uses};
+pub(crate) use mapped::Mapped;
 pub use mapper::Mapper;
 pub(crate) use mapper::{MapperWork, Urgency, Waker};
 pub(crate) use new_memory::{New, NewMemory};

@@ -1,5 +1,7 @@
 //! Placing a physical at an offset: mapped and made accessible, or not mapped at all.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use super::fence::Unused;
 use super::mapped::Mapped;
 use crate::error::{CallError, MemoryError};
@@ -97,6 +99,22 @@ impl Placed {
     }
 
     pub(super) fn unmap(self, proof: Unused) -> Result<Unmapped, (Self, CallError)> {
+        self.unmap_by(|mapping| mapping.unmap(proof))
+    }
+
+    /// Unmaps the extent. `left` gets its mapping if the driver panics.
+    pub(super) fn unmap_or_leave(
+        self,
+        proof: Unused,
+        left: &mut Vec<Mapped>,
+    ) -> Result<Unmapped, (Self, CallError)> {
+        self.unmap_by(|mapping| mapping.unmap_or_leave(proof, left))
+    }
+
+    fn unmap_by(
+        self,
+        unmap: impl FnOnce(Mapped) -> Result<Physical, (Mapped, CallError)>,
+    ) -> Result<Unmapped, (Self, CallError)> {
         let Self {
             mapping,
             last_writer,
@@ -104,7 +122,7 @@ impl Placed {
             most,
             host,
         } = self;
-        match mapping.unmap(proof) {
+        match unmap(mapping) {
             Ok(physical) => Ok(Unmapped {
                 physical,
                 last_writer,
@@ -141,14 +159,15 @@ pub(crate) struct PlaceFailure {
 }
 
 impl PlaceFailure {
-    /// Unmaps an extent that was just placed. Tries twice.
+    /// Unmaps an extent that was just placed. Tries twice. `left` gets its mapping if the driver panics.
     #[cold]
     #[inline(never)]
-    pub(super) fn take_out(&mut self, placed: Placed) {
-        let unmapped = placed.unmap(Unused::never_used());
+    pub(super) fn take_out(&mut self, placed: Placed, left: &mut Vec<Mapped>) {
+        let proof = Unused::never_used();
+        let unmapped = placed.unmap_or_leave(proof, left);
         let unmapped = unmapped.or_else(|(placed, error)| {
             log!(warn, %error, "a roll-back is tried again");
-            placed.unmap(Unused::never_used())
+            placed.unmap_or_leave(proof, left)
         });
         match unmapped {
             Ok(unmapped) => self.physicals.push(unmapped),
@@ -170,22 +189,30 @@ pub(crate) struct Target {
 impl Target {
     /// Maps a physical at an offset that no other operation uses.
     pub(crate) fn place(&self, offset: u64, unmapped: Unmapped) -> Result<Placed, PlaceFailure> {
-        place_one(
-            &self.reservation,
-            &self.access,
-            offset,
-            unmapped,
-            Access::ReadWrite,
-        )
+        self.place_or_leave(offset, unmapped, &mut Vec::new())
+    }
+
+    /// [Maps](Self::place) a physical. `left` gets its mapping if the driver panics.
+    pub(crate) fn place_or_leave(
+        &self,
+        offset: u64,
+        unmapped: Unmapped,
+        left: &mut Vec<Mapped>,
+    ) -> Result<Placed, PlaceFailure> {
+        let (reservation, access) = (&self.reservation, &self.access);
+        let most = Access::ReadWrite;
+        place_one(reservation, access, offset, unmapped, most, left)
     }
 }
 
+/// Maps a physical, and opens the mapping. `left` gets the mapping if the driver panics.
 pub(super) fn place_one(
     reservation: &Reservation,
     access: &[AccessGrant],
     offset: u64,
     unmapped: Unmapped,
     most: Access,
+    left: &mut Vec<Mapped>,
 ) -> Result<Placed, PlaceFailure> {
     let size = unmapped.size();
     let mapping = match reservation.map(offset, &unmapped.physical) {
@@ -198,7 +225,13 @@ pub(super) fn place_one(
             });
         }
     };
-    let opened = mapping.open(access, most);
+    let opened = match catch_unwind(AssertUnwindSafe(|| mapping.open(access, most))) {
+        Ok(opened) => opened,
+        Err(panic) => {
+            left.push(mapping);
+            resume_unwind(panic)
+        }
+    };
     let placed = Placed {
         mapping,
         last_writer: unmapped.last_writer,
@@ -216,7 +249,7 @@ pub(super) fn place_one(
                 physicals: vec![],
                 stuck: vec![],
             };
-            failed.take_out(placed);
+            failed.take_out(placed, left);
             Err(failed)
         }
     }

@@ -297,11 +297,12 @@ impl Space {
         let mut at = offset;
         while let Some(unmapped) = physicals.next() {
             let size = unmapped.size();
-            match place_one(&self.reservation, &self.access, at, unmapped, most) {
+            let (reservation, access, left) = (&self.reservation, &self.access, &mut Vec::new());
+            match place_one(reservation, access, at, unmapped, most, left) {
                 Ok(mapped) => placed.push(mapped),
                 Err(mut failed) => {
                     for earlier in placed.into_iter().rev() {
-                        failed.take_out(earlier);
+                        failed.take_out(earlier, left);
                     }
                     let PlaceFailure {
                         error,

@@ -149,7 +149,10 @@ impl Zeros {
                 }
             };
             let alias = Unmapped::fresh(physical);
-            match place_one(&space.reservation, &space.access, at, alias, Access::Read) {
+            let (reservation, access) = (&space.reservation, &space.access);
+            // A mapping that a panic leaves counts as lost.
+            let left = &mut Vec::new();
+            match place_one(reservation, access, at, alias, Access::Read, left) {
                 Ok(placed) => {
                     self.adopt(at, placed);
                     put.push(at);

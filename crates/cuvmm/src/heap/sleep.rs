@@ -22,11 +22,11 @@ use std::time::Instant;
 use cuvmm_driver::DeviceAddress;
 
 use super::allocation::Shared;
-use super::core::{Core, Locked, PINNED, REPORTS, STILL, State, unmap};
+use super::core::{Core, Locked, PINNED, REPORTS, STILL, State};
 use super::extents::{Extent, ExtentId};
 use super::rest::{Contents, Rest};
-use crate::error::{MemoryError, SleepError};
-use crate::extents::{Fence, LastWriter, Poll, Unmapped};
+use crate::error::{CallError, MemoryError, SleepError};
+use crate::extents::{Fence, LastWriter, Mapped, Placed, Poll, Unmapped};
 use crate::own::{Span, Stream};
 use crate::pool::{Attempts, Given, GivenUp, HolderToSleep, Marked, MovingHolder, Tenant};
 use crate::store::Saved;
@@ -37,6 +37,29 @@ struct MovingHeap {
     until: Option<Instant>,
     /// The extents with contents, and the addresses of one mapping of each.
     parts: Vec<(ExtentId, Range<u64>)>,
+}
+
+/// The mappings that a panic of the driver leaves at an address. The drop keeps them there for good.
+pub(super) struct Left<'a> {
+    core: &'a Core,
+    at: u64,
+    pub(super) mappings: Vec<Mapped>,
+}
+
+impl<'a> Left<'a> {
+    pub(super) const fn of(core: &'a Core, at: u64) -> Self {
+        let mappings = Vec::new();
+        Self { core, at, mappings }
+    }
+}
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        let mappings = std::mem::take(&mut self.mappings);
+        if !mappings.is_empty() {
+            self.core.lock().spaces.keep_left(self.at, mappings);
+        }
+    }
 }
 
 pub(super) fn busy(state: &State) -> SleepError {
@@ -139,12 +162,21 @@ impl Core {
             let Some(placed) = self.lock().spaces.remove(at) else {
                 continue;
             };
-            if let Err((placed, error)) = unmap(placed) {
+            if let Err((placed, error)) = self.unmap_at(at, placed, &Fence::complete()) {
                 self.lock().spaces.adopt(placed);
                 return Err(error.into());
             }
         }
         Ok(())
+    }
+
+    /// Unmaps a mapping that was at an address, which only some work may use. Asks the driver twice.
+    fn unmap_at(&self, at: u64, placed: Placed, work: &Fence) -> Result<(), (Placed, CallError)> {
+        let mut left = Left::of(self, at);
+        let unmapped = placed.unmap_after_or_leave(work, &mut left.mappings);
+        let unmapped =
+            unmapped.or_else(|(placed, _)| placed.unmap_after_or_leave(work, &mut left.mappings));
+        unmapped.map(drop)
     }
 
     /// Maps the physicals again at all their addresses. Asks the driver twice.
@@ -162,13 +194,14 @@ impl Core {
             let Some((part, physical)) = part.zip(physical) else {
                 continue;
             };
-            let place = || {
+            let mut left = Left::of(self, at);
+            let mut place = || {
                 let unmapped = Unmapped {
                     physical: physical.clone(),
                     last_writer: None,
                     fresh: false,
                 };
-                physical.with_copy(|| part.place(at, unmapped))
+                physical.with_copy(|| part.place_or_leave(at, unmapped, &mut left.mappings))
             };
             let placed = place().or_else(|failed| match failed.stuck.is_empty() {
                 true => {
@@ -204,10 +237,7 @@ impl Core {
             let Some(placed) = self.lock().spaces.remove(at) else {
                 continue;
             };
-            let unmapped = placed
-                .unmap_after(&work)
-                .or_else(|(placed, _)| placed.unmap_after(&work));
-            if let Err((placed, error)) = unmapped {
+            if let Err((placed, error)) = self.unmap_at(at, placed, &work) {
                 log!(error, %error, "a roll-back could not unmap: quarantined");
                 self.lock().spaces.keep_stuck(at, placed);
             }

@@ -237,7 +237,8 @@ impl Mapping {
         }
     }
 
-    fn unmap(&mut self) -> Result<(), CallError> {
+    /// Unmaps the physical. Does nothing if it is unmapped.
+    pub(crate) fn unmap(&mut self) -> Result<(), CallError> {
         if !self.mapped {
             return Ok(());
         }

@@ -13,7 +13,7 @@ use std::thread;
 
 use super::moving::{Choice, TransitioningBlock};
 use crate::error::BlockError;
-use crate::extents::{Fence, Placed, Unmapped};
+use crate::extents::{Fence, Mapped, Placed, Unmapped};
 use crate::own::{Access, Physical};
 use crate::pool::accounts::{Amount, Budget, TenantId};
 use crate::pool::blocks::Blocks;
@@ -269,7 +269,8 @@ impl Locked<'_> {
                 ..Unmapped::fresh(physical.clone())
             };
             let charge = self.memory.budget.charge(Some(id), Amount::mappings(1));
-            let place = || target.place(arrival.offset, unmapped);
+            let mut left = Vec::new();
+            let place = || target.place_or_leave(arrival.offset, unmapped, &mut left);
             match self.unlocked(|| catch_unwind(AssertUnwindSafe(place))) {
                 Ok(Ok(placed)) => {
                     self.memory.budget.keep(charge);
@@ -277,6 +278,7 @@ impl Locked<'_> {
                 }
                 Err(panic) => {
                     self.memory.budget.refund(charge);
+                    self.keep_stuck(slot, left);
                     slot.broken = true;
                     // With another holder the memory is not reused: the mapping may be there.
                     std::mem::forget(physical);
@@ -285,16 +287,19 @@ impl Locked<'_> {
                 }
                 Ok(Err(failed)) => {
                     self.memory.budget.refund(charge);
-                    let mappings = failed.stuck.len() as u64;
-                    slot.broken |= mappings > 0;
-                    slot.space.keep_stuck(failed.stuck);
-                    // The stuck mapping refers to memory of the other slot.
-                    self.memory.budget.quarantine(0, mappings);
+                    self.keep_stuck(slot, failed.stuck);
                     return Err(Ok(Err(self.not_placed(id, arrival.size, failed.error))));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Keeps mappings in a slot for good, of memory that another slot has.
+    fn keep_stuck(&mut self, slot: &mut Slot, stuck: Vec<Mapped>) {
+        slot.broken |= !stuck.is_empty();
+        self.memory.budget.quarantine(0, stuck.len() as u64);
+        slot.space.keep_stuck(stuck);
     }
 
     /// Places `bytes` of the memory that a waking block was charged for. They may hold data of any

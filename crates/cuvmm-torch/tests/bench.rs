@@ -84,7 +84,6 @@ fn dry_run(seed: u64) -> Option<serde_json::Value> {
 }
 
 #[test]
-#[ignore = "slow: `.ci/run` runs it"]
 fn the_laws_are_those_of_the_command() {
     for seed in [0, 7] {
         let Some(found) = dry_run(seed) else {
@@ -104,7 +103,6 @@ fn the_laws_are_those_of_the_command() {
 
 /// Two processes share memory by the calls of libcuda alone.
 #[test]
-#[ignore = "slow: `.ci/run` runs it"]
 fn memory_pools_are_shared_by_plain_calls() {
     let folder = tempfile::tempdir().unwrap();
     built::fakecuda_in(folder.path());

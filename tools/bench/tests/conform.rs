@@ -144,7 +144,6 @@ fn misuse_is_one_line_and_a_code() {
 }
 
 #[test]
-#[ignore = "slow: `.ci/run` runs it"]
 fn default_output_fits_in_100_columns() {
     for arguments in [&["--driver", "model"][..], &["--list"]] {
         let text = output(arguments, 0);

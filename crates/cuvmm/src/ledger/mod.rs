@@ -10,9 +10,9 @@
 //! allocating memory; only the driver can.
 //!
 //! # What a process is charged
-//! A process is charged for memory before its pools create it, in pieces of a 16th of the ledger's
-//! limit or of the pool's, whichever is less, but at most 64 MiB; or, if less is left, of what is
-//! needed. Cached memory and small growth are served from what the process has, without touching
+//! A process is charged for memory before its pools create it, in pieces of a 16th of the least of
+//! the ledger's limit, the process's and the pool's, but at most 64 MiB; or, if less is left, of what
+//! is needed. Cached memory and small growth are served from what the process has, without touching
 //! the file. Memory released to the driver is refunded, except less than two pieces that each pool
 //! keeps for its next allocations. It refunds these after a second without allocations,
 //! and at once when another process waits.

@@ -145,6 +145,68 @@ fn a_growth_over_a_cut_waits_for_work_that_was_queued_while_it_waited() {
     growth.finish().unwrap();
 }
 
+// I-154
+#[test]
+fn a_request_for_a_large_capacity_holds_up_none_that_reuses_memory_on_its_stream() {
+    let rig = common::model();
+    let (_mapper, pool, tenant) = common::mapped(&rig, 8);
+    let stream = Stream::new(&rig.device).unwrap();
+    let _held = tenant.try_allocate(4 * G).unwrap();
+    let block = tenant.allocate_on(&stream, 4 * G).unwrap();
+    busy(&rig, &stream, &block, 7);
+    let wide = tenant.block(2 * G).capacity(60 * G).home_stream(&stream);
+    let head = Task::waiting(wide.allocate_async());
+    drop(block);
+    served(&tenant);
+    assert_eq!((head.wakings(), pool.stats().pending_free), (0, 4 * G));
+    let alike = tenant.block(4 * G).home_stream(&stream);
+    let alike = Task::waiting(alike.allocate_async());
+    let woken = alike.is_woken(WHILE / 6);
+    rig.machine.release_stream(D0, stream.as_raw());
+    assert!(woken);
+}
+
+#[test]
+fn a_growth_over_memory_that_its_block_has_is_not_held_up_for_that() {
+    let rig = common::model();
+    let (_mapper, _pool, tenant) = common::mapped(&rig, 8);
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut small = tenant.block(G).capacity(8 * G).try_allocate().unwrap();
+    let mut block = tenant.block(4 * G).capacity(8 * G).try_allocate().unwrap();
+    let held = tenant.try_allocate(2 * G).unwrap();
+    block.record_use(&stream).unwrap();
+    busy(&rig, &stream, &block, 7);
+    block.record_use(&stream).unwrap();
+    // The work may use what is behind the block now.
+    block.shrink_to(G).unwrap();
+    let head = Task::waiting(small.grow_to_async(3 * G));
+    let other = Task::waiting(block.grow_to_async(5 * G));
+    let woken = other.is_woken(WHILE / 6);
+    let before = head.wakings();
+    rig.machine.release_stream(D0, stream.as_raw());
+    assert!(woken && before == 0);
+    drop(held);
+}
+
+#[test]
+fn a_growth_over_a_cut_holds_up_none_that_needs_less() {
+    let rig = common::model();
+    let (_mapper, _pool, tenant) = common::mapped(&rig, 12);
+    let stream = Stream::new(&rig.device).unwrap();
+    let root = tenant.block(8 * G).capacity(16 * G).largest_extent(8 * G);
+    let root = root.home_stream(&stream).allocate().unwrap();
+    let mut fork = root.fork(8 * G, 8 * G).unwrap();
+    fork.shrink_to(6 * G).unwrap();
+    // Its memory up to there has to be its own, of which there is too little.
+    let growth = Task::waiting(fork.grow_to_async(7 * G));
+    served(&tenant);
+    assert_eq!(growth.wakings(), 0);
+    let plain = Task::waiting(tenant.allocate_async(2 * G));
+    let woken = plain.is_woken(WHILE / 6);
+    assert!(woken && growth.wakings() == 0);
+    drop((growth, root));
+}
+
 #[test]
 fn news_are_told_beside_memory_that_became_pending() {
     let rig = common::model();

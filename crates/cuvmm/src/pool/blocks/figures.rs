@@ -29,10 +29,13 @@ impl Blocks {
         slot.map_or((0, 0), |slot| (slot.used(), slot.space.bytes()))
     }
 
-    /// Returns `true` if a block must read as zero where it grows.
-    pub(in crate::pool) fn is_zeroed(&self, id: SlotId) -> bool {
-        let block = self.slots.get(id).and_then(|slot| slot.block.as_ref());
-        block.is_some_and(|block| block.zeroed)
+    /// Returns `true` if a block may wait where other requests need not: for its own work, if it must
+    /// read as zero where it grows, or for memory in the place of shared memory that it has shrunk into.
+    pub(in crate::pool) fn may_wait_alone(&self, id: SlotId) -> bool {
+        self.slots.get(id).is_some_and(|slot| {
+            let block = slot.block.as_ref();
+            slot.is_truncated() || block.is_some_and(|block| block.zeroed)
+        })
     }
 
     /// Returns `true` if no block could give memory to a request, now or once it is purged or moved.

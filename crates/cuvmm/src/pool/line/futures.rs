@@ -11,14 +11,15 @@
 //! becomes free, the mapper attempts every request from the front of the queue. Memory that becomes
 //! free during the attempt of one may serve that one before those in front of it. A request that
 //! does not fit keeps its place, and the requests behind it are attempted too, except later requests
-//! of its tenant for as much memory or more. Of these, two are attempted nevertheless: a block with
-//! a home stream, unless the earlier request is a block of the same home stream, since it may reuse
-//! memory on its stream that other requests may not use yet; and a block that need not read as zero,
-//! if the earlier one must. Requests of paged caches hold up none, and none holds up these: memory
-//! that a cache has withdrawn may be enough for one of them. `allocate` and `grow_to`, with and
-//! without a timeout, do not queue: they take memory that is free when they are called. While a
-//! future waits, freed blocks skip the [stream caches](crate::pool::BlockBuilder::home_stream), so
-//! that waiting requests can have them.
+//! of its tenant for as much memory or more, beyond what a growing block has behind its end. Of
+//! these, two are attempted nevertheless: a block with a home stream, since it may reuse memory on
+//! its stream that other requests may not use yet; and a block that need not read as zero, if the
+//! earlier one must. Growth of a block that must read as zero, or over shared memory, holds up none:
+//! it may wait for the block's own work, or for more memory than it grows by. Requests of paged
+//! caches hold up none, and none holds up these: memory that a cache has withdrawn may be enough for
+//! one of them. `allocate` and `grow_to`, with and without a timeout, do not queue: they take memory
+//! that is free when they are called. While a future waits, freed blocks skip the
+//! [stream caches](crate::pool::BlockBuilder::home_stream), so that waiting requests can have them.
 //!
 //! **Hooks.** [Pressure hooks](crate::pool::TenantBuilder::on_pressure) are called for a future as for a
 //! thread that waits: at its first turn, and again about once a second while attempts fail, without a

@@ -1,4 +1,6 @@
 //! The queue of the [futures](super::futures) that wait for memory, in the order of their arrival.
+//!
+//! Keeps I-154.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +18,8 @@ use crate::error::BlockError;
 use crate::ledger::InLine;
 use crate::own::Stream;
 use crate::pool::accounts::TenantId;
-use crate::pool::blocks::slots::BlockPlace;
+use crate::pool::blocks::Blocks;
+use crate::pool::blocks::slots::{BlockPlace, SlotId};
 use crate::size::Granularity;
 use crate::wanted::Lacking;
 
@@ -122,22 +125,26 @@ impl Group {
         }
     }
 
+    /// Returns the request without the memory that its growing block has behind its end.
+    pub(super) fn beyond_own(self, blocks: &Blocks) -> Self {
+        let Kind::Growth(index) = self.kind else {
+            return self;
+        };
+        let slot = SlotId {
+            tenant: self.tenant,
+            index,
+        };
+        let (used, has) = blocks.used_and_held(slot);
+        let bytes = self.bytes.saturating_sub(has.saturating_sub(used));
+        Self { bytes, ..self }
+    }
+
     /// Returns `true` if this request finds too little memory whenever `other`, of the same tenant,
     /// does.
     pub(super) fn is_short_like(&self, other: &Self) -> bool {
         let as_hard = match (self.kind, other.kind) {
-            (
-                Kind::Block {
-                    home: Some(home),
-                    zeroed,
-                    ..
-                },
-                Kind::Block {
-                    home: theirs,
-                    zeroed: too,
-                    ..
-                },
-            ) => theirs == Some(home) && zeroed >= too,
+            (one, two) if one == two && self.bytes == other.bytes => true,
+            // Which idle memory of its stream a block can use depends on its size and capacity.
             (Kind::Block { home: Some(_), .. } | Kind::Holder(_), _) | (_, Kind::Holder(_)) => {
                 false
             }

@@ -109,7 +109,8 @@ impl Core {
             if stop.load(Ordering::Acquire) || state.memory.line.queue.starts_again() {
                 break;
             }
-            let behind = short.iter().find(|(short, _)| group.is_short_like(short));
+            let lacks = group.beyond_own(&state.blocks);
+            let behind = short.iter().find(|(short, _)| lacks.is_short_like(short));
             let freed_count = state.memory.line.freed_count();
             let turn = state.memory.line.turn(number, behind.is_none());
             drop(state);
@@ -193,10 +194,9 @@ impl Core {
                     error,
                     BlockError::OutOfMemory(_) | BlockError::DriverOutOfMemory { .. }
                 );
-                // A block that must read as zero may wait for its own work alone.
-                let zeroed =
-                    matches!(turn.want, Want::Growth(it, ..) if state.blocks.is_zeroed(it.slot));
-                let is_short = of_memory && !zeroed;
+                let alone = matches!(turn.want, Want::Growth(it, ..)
+                    if state.blocks.may_wait_alone(it.slot));
+                let is_short = of_memory && !alone;
                 return match is_short {
                     true => Served::Short(error),
                     false => Served::Waits,
@@ -208,19 +208,9 @@ impl Core {
         })
     }
 
-    /// Passes over a request, since memory is short for a request before it. The request may still
-    /// grow within its block's memory, and hooks are called in its first turn.
+    /// Passes over a request, since memory is short for a request before it. Its first turn calls
+    /// hooks all the same.
     fn pass_over(&self, turn: &Turn, error: &BlockError) -> Served {
-        if let Want::Growth(place, size, _) = turn.want {
-            let mut state = self.lock();
-            let (memory, blocks) = state.halves();
-            let grown = memory.line.has(turn.number) && blocks.grow_within(memory, &place, size);
-            if grown {
-                self.answer(&mut state.memory.line, turn.number, Ok(None));
-                Self::unlock(state);
-                return Served::Ended;
-            }
-        }
         let served = self.requeue_or_refuse(turn, error.clone());
         if !turn.appeals || matches!(served, Served::Granted | Served::Ended) {
             return served;

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::executor::Task;
-use crate::common::{D0, G};
+use crate::common::{D0, G, mapped_pool};
 use crate::on_both;
 use cuvmm::error::{BlockError, LedgerRefusal};
 use cuvmm::paged::LayerGroup;
@@ -326,5 +326,45 @@ on_both! {
         drop(end);
         assert_eq!(passed, Ok(()));
         drop((kept, held, slow));
+    }
+
+    fn a_future_that_was_granted_counts_no_more_while_a_hook_keeps_the_mappers_thread(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 0);
+        let b = Process::with(&rig.device, &dir, "b", 0, Some(&mapper));
+        let other = mapped_pool(rig, 4, &mapper);
+        let ((enters, entered), (end, ends)) = (mpsc::channel(), mpsc::channel::<()>());
+        let (blocks, ends) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(ends)));
+        let slow = |pool: &Pool| {
+            let (blocked, enters, ends) = (Arc::clone(&blocks), enters.clone(), Arc::clone(&ends));
+            let slow = pool.tenant("slow").on_pressure(move |_| {
+                if blocked.load(Ordering::SeqCst) {
+                    let _ = enters.send(());
+                    let _ = ends.lock().unwrap().recv();
+                }
+            });
+            slow.register().unwrap()
+        };
+        let tenants = [slow(&b.pool), slow(&other)];
+        let kept = [tenants[0].try_allocate(10 * G).unwrap(), tenants[1].try_allocate(G).unwrap()];
+        let late = [&b.pool, &other].map(|pool| pool.tenant("late").register().unwrap());
+        let held = a.tenant.try_allocate(60 * G).unwrap();
+        let first = Task::waiting(b.tenant.allocate_async(85 * G));
+        until(|| b.waits());
+        blocks.store(true, Ordering::SeqCst);
+        // A hook of the other pool keeps the mapper, until there is memory and a last request.
+        let kept_up = Task::waiting(late[1].allocate_async(4 * G));
+        entered.recv().unwrap();
+        drop(held);
+        a.pool.trim(0).unwrap();
+        let last = Task::waiting(late[0].allocate_async(96 * G));
+        end.send(()).unwrap();
+        // The first is granted before the hook is called for the last, which is not shown yet.
+        entered.recv().unwrap();
+        let seen = (first.wakings(), b.waits());
+        drop(end);
+        assert_eq!(seen, (1, false));
+        drop((first, kept_up, last, kept, tenants, late));
     }
 }

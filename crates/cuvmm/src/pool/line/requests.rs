@@ -9,7 +9,7 @@
 use std::task::{Poll, Waker};
 
 use super::Line;
-use super::queue::{Answer, Want};
+use super::queue::{Answer, Request, Want};
 use crate::deferred::{call_hook, defer, wake};
 use crate::error::{ArgumentError, BlockError};
 use crate::extents::Urgency;
@@ -23,15 +23,25 @@ use crate::sync::atomic::Ordering;
 
 impl Core {
     pub(in crate::pool) fn answer(&self, line: &mut Line, number: u64, answer: Answer) -> bool {
-        let Some(request) = line.queue.take(number) else {
+        let Some(request) = self.end_request(line, number) else {
             return false;
         };
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
         line.queue.answers.insert(number, answer);
         if let Some(waker) = request.waker {
             defer(move || call_hook(|| wake(waker)));
         }
         true
+    }
+
+    /// Takes a request out of the queue. Other processes see at once that it lacks nothing any more: the
+    /// mapper's thread may be in a hook, or call one next, and shows nothing until that returns.
+    fn end_request(&self, line: &mut Line, number: u64) -> Option<Request> {
+        let request = line.queue.take(number)?;
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        if line.queue.shows_too_much() {
+            self.queue_in_ledger(line.queue.show());
+        }
+        Some(request)
     }
 
     pub(super) fn enqueue(
@@ -127,16 +137,11 @@ impl Core {
             return None;
         }
         self.look(|state| {
-            let queue = &mut state.memory.line.queue;
-            if let Some(request) = queue.take(number) {
-                self.waiting.fetch_sub(1, Ordering::SeqCst);
-                // The mapper's thread may be in a hook, and shows nothing until that returns.
-                if queue.shows_too_much() {
-                    self.queue_in_ledger(queue.show());
-                }
+            let line = &mut state.memory.line;
+            if let Some(request) = self.end_request(line, number) {
                 defer(move || drop(request));
             }
-            queue.answers.remove(&number)
+            line.queue.answers.remove(&number)
         })
     }
 

@@ -350,7 +350,7 @@ on_both! {
         let kept = [tenants[0].try_allocate(10 * G).unwrap(), tenants[1].try_allocate(G).unwrap()];
         let late = [&b.pool, &other].map(|pool| pool.tenant("late").register().unwrap());
         let held = a.tenant.try_allocate(60 * G).unwrap();
-        let first = Task::waiting(b.tenant.allocate_async(85 * G));
+        let first = Task::waiting(b.tenant.allocate_async(70 * G));
         until(|| b.waits());
         blocks.store(true, Ordering::SeqCst);
         // A hook of the other pool keeps the mapper, until there is memory and a last request.
@@ -366,5 +366,36 @@ on_both! {
         drop(end);
         assert_eq!(seen, (1, false));
         drop((first, kept_up, last, kept, tenants, late));
+    }
+
+    fn a_thread_keeps_its_place_while_something_else_is_short(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let [a, b, c] = ["a", "b", "c"].map(|name| Process::join(&rig.device, &dir, name, 0));
+        let held = [(); 2].map(|()| c.tenant.try_allocate(30 * G).unwrap());
+        let (got, gets) = mpsc::channel();
+        thread::scope(|scope| {
+            let waits = |process: &'_ Process, name| {
+                let (tenant, got) = (process.tenant.clone(), got.clone());
+                scope.spawn(move || {
+                    let block = tenant.block(60 * G).timeout(LONG).allocate().unwrap();
+                    got.send((name, block)).unwrap();
+                });
+                until(|| process.waits());
+            };
+            waits(&a, "a");
+            waits(&b, "b");
+            // For a moment the first process may not have as much.
+            a.ledger.set_process_limit(10 * G).unwrap();
+            until(|| !a.waits());
+            a.ledger.set_process_limit(100 * G).unwrap();
+            until(|| a.waits());
+            let [one, other] = held;
+            drop(one);
+            let (first, block) = gets.recv().unwrap();
+            drop((other, block));
+            let (second, block) = gets.recv().unwrap();
+            assert_eq!([first, second], ["a", "b"]);
+            drop(block);
+        });
     }
 }

@@ -12,10 +12,10 @@ use crate::wanted::Lacking;
 
 impl Core {
     /// Shows other processes until `until` the memory that a request lacks since the ledger refused
-    /// it; `None` ends its wait.
+    /// it, at its `place` in their line if it has one; `None` ends its wait.
     pub(super) fn show_in_ledger(
         &self,
-        waiting: &mut Option<Waiting>,
+        (waiting, place): (&mut Option<Waiting>, Option<InLine>),
         lacking: Option<Lacking>,
         until: Instant,
     ) {
@@ -23,7 +23,6 @@ impl Core {
             *waiting = None;
             return;
         };
-        let place = waiting.as_ref().map(Waiting::place);
         let place = place.unwrap_or_else(|| joined.member.line_up());
         joined.wait(waiting, place, lacking, Some(until));
     }

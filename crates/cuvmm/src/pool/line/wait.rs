@@ -319,7 +319,8 @@ impl Core {
         state.blocks.sweep_each();
         let mut pause = Pause::default();
         let mut heard = self.heard(&state.memory.line);
-        let mut in_ledger = None;
+        // The place stays while the request lacks something else.
+        let (mut in_ledger, mut place) = (None, None);
         // The caller has called hooks.
         let mut called = state.memory.line.clock.now();
         (state, outcome) = attempt(state);
@@ -327,14 +328,14 @@ impl Core {
             && again(&state, error)
         {
             let lacking = lacks(&mut state, error);
-            self.show_in_ledger(&mut in_ledger, lacking, deadline);
+            self.show_in_ledger((&mut in_ledger, place), lacking, deadline);
+            place = in_ledger.as_ref().map(Waiting::place).or(place);
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
             };
             let longest = left.min(pause.next());
             (state, heard) = self.pause(state, heard, in_ledger.as_ref(), longest)?;
             // The pause may have released the lock.
-            let place = in_ledger.as_ref().map(Waiting::place);
             state.place = place;
             (state, outcome) = attempt(state);
             if state.memory.line.clock.is_time_again(called)

@@ -1,7 +1,8 @@
 //! The last steps for another process that waits for memory: calling the hooks of this process's
-//! tenants, and putting tenants to sleep if the process allows that.
+//! tenants, and putting tenants to sleep if the process allows that. For a request of one of its own
+//! pools a process calls the hooks of the others, and puts none to sleep.
 //!
-//! Keeps I-127 and I-140.
+//! Keeps I-127, I-140 and I-155.
 //!
 //! Both call functions of the program, which may take long, so they have a thread of their own. The
 //! process goes on releasing idle memory meanwhile.
@@ -72,7 +73,7 @@ impl Appeals {
         if self.at_work.load(Ordering::SeqCst) {
             return;
         }
-        let Some(step) = self.next_step(step, unmet.newest) else {
+        let Some(step) = self.next_step(step, unmet) else {
             return;
         };
         self.at_work.store(true, Ordering::SeqCst);
@@ -80,9 +81,11 @@ impl Appeals {
             member: Arc::clone(member),
             commands: Arc::clone(commands),
             step,
-            wanted_by: unmet.oldest.map_or_else(String::new, |(_, index)| {
-                member.file().layout().slots[index].name()
-            }),
+            of_others: unmet.oldest.is_some(),
+            wanted_by: match unmet.oldest {
+                Some((_, index)) => member.file().layout().slots[index].name(),
+                None => member.slot().name(),
+            },
             _at_work: AtWork(Arc::clone(&self.at_work)),
         };
         let started = std::thread::Builder::new()
@@ -94,12 +97,13 @@ impl Appeals {
     }
 
     /// Returns the step to begin while it is the turn of `step`, and notes that it begins for the
-    /// requests up to the ticket `newest`. Requests for which hooks were called do not wait for sleep
+    /// requests up to the newest ticket. Requests for which hooks were called do not wait for sleep
     /// while newer ones come.
-    fn next_step(&mut self, step: Step, newest: u64) -> Option<Step> {
+    fn next_step(&mut self, step: Step, unmet: &Unmet) -> Option<Step> {
+        let newest = unmet.newest.max(unmet.own);
         let rests_since = *self.rests_since.get_or_insert_with(clock::now);
         let again = newest > 0 && clock::since(rests_since) >= HOOKS_AGAIN;
-        let asked = newest.min(self.hooks);
+        let asked = unmet.newest.min(self.hooks);
         let (step, begun, newest) = if step == Step::Sleep && asked > self.sleep {
             (Step::Sleep, &mut self.sleep, asked)
         } else if newest > self.hooks || again {
@@ -126,6 +130,8 @@ struct Appeal {
     member: Arc<Member>,
     commands: Arc<Commands>,
     step: Step,
+    /// `true` if a request of another process waits.
+    of_others: bool,
     wanted_by: String,
     _at_work: AtWork,
 }
@@ -152,6 +158,10 @@ impl Appeal {
     fn call_hooks(&self) {
         let givers = self.member.givers();
         for giver in givers.ids() {
+            // A request has called the hooks of its own pool itself.
+            if !self.of_others && self.member.account().stalls.has(giver) {
+                continue;
+            }
             let mut asked = Vec::new();
             loop {
                 let missing = self.missing();
@@ -345,9 +355,19 @@ mod tests {
         stop_time();
         let mut appeals = Appeals::default();
         // Functions take so long that a newer request has come when they end.
-        let steps = [1, 2, 3, 4, 4, 4, 4].map(|newest| appeals.next_step(Step::Sleep, newest));
+        let mut next = |newest, own| {
+            let unmet = Unmet {
+                newest,
+                own,
+                ..Unmet::default()
+            };
+            appeals.next_step(Step::Sleep, &unmet)
+        };
+        let steps = [1, 2, 3, 4, 4, 4, 4].map(|newest| next(newest, 0));
         let (hooks, sleep) = (Some(Step::Hooks), Some(Step::Sleep));
         assert_eq!(steps, [hooks, sleep, hooks, sleep, hooks, sleep, None]);
+        // A request of the process itself puts none to sleep.
+        assert_eq!([next(4, 5), next(4, 5), next(0, 5)], [hooks, None, None]);
         probe::set(None);
     }
 

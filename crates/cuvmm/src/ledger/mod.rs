@@ -29,7 +29,7 @@
 //! if the process [allows it](LedgerBuilder::sleep_for_others), the function that puts tenants to
 //! sleep. They are called until enough memory is idle: the function for sleep once for a waiting
 //! request, hooks again about once a second while it waits. Memory in use is never taken unless the
-//! program frees it.
+//! program frees it. For a request of one pool a process also calls the hooks of its other pools.
 //!
 //! While a request waits, a later new block of another process passes it only if the request then
 //! still waits for nothing but memory that was charged before it came. Blocks that pass have

@@ -89,6 +89,12 @@ impl Stalls {
         self.requests.retain(|it| it.ticket != ticket);
     }
 
+    /// Returns `true` if a request of a pool waits.
+    pub(super) fn has(&self, pool: u64) -> bool {
+        let mut pools = self.requests.iter().filter_map(|it| it.of.as_ref());
+        pools.any(|(of, _)| *of == pool)
+    }
+
     pub(super) fn find(&mut self, pools: &[u64]) -> Stall {
         self.state = match self.requests.is_empty() {
             true => Stall::No,

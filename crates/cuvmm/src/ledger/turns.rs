@@ -13,6 +13,8 @@ pub(super) struct Unmet {
     pub(super) rounds: u64,
     /// The newest ticket of another process's request; 0 if there is none.
     pub(super) newest: u64,
+    /// The ticket of this process's own oldest request, if the process has several pools; else 0.
+    pub(super) own: u64,
     /// The ticket and slot of another process's oldest request.
     pub(super) oldest: Option<(u64, usize)>,
 }
@@ -44,7 +46,9 @@ impl Unmet {
             }
             unmet.need = unmet.need.saturating_add(slot.want.load());
             unmet.rounds = unmet.rounds.max(slot.round.load());
-            if !is_own {
+            if is_own {
+                unmet.own = ticket;
+            } else {
                 unmet.newest = unmet.newest.max(ticket);
                 let found = (ticket, index);
                 unmet.oldest = Some(unmet.oldest.map_or(found, |oldest| oldest.min(found)));

@@ -84,6 +84,26 @@ on_both! {
         drop((got, more));
     }
 
+    // I-155
+    fn hooks_of_another_pool_of_the_process_give_memory(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let a = builder(&rig.device, &dir, "a").sleep_for_others(true);
+        let a = a.on_sleep(|_| panic!("no other process waits")).open().unwrap();
+        let (held, wants) = (pool(&rig.device, &a), pool(&rig.device, &a));
+        let (_tenant, _kept, calls) = giving(&held, "held", 0, &[70]);
+        let (_own, _its, own) = giving(&wants, "own", 0, &[10, 20]);
+        let tenant = wants.tenant("wants").register().unwrap();
+        let got = allocate(&tenant, 50, LONG).unwrap();
+        let wanted_by = |calls: &Calls| {
+            let calls = calls.lock().unwrap();
+            calls.iter().map(|it| it.wanted_by.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(wanted_by(&calls), ["a"]);
+        // That of its own pool is called by the request.
+        assert!(wanted_by(&own).iter().all(|it| it == "wants"), "{:?}", wanted_by(&own));
+        drop(got);
+    }
+
     fn a_tenant_within_its_guarantee_and_a_request_that_does_not_wait_call_no_hook(rig) {
         let dir = tempfile::tempdir().unwrap();
         let a = builder(&rig.device, &dir, "a").guarantee(100 * G).open().unwrap();

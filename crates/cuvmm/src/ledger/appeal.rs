@@ -158,8 +158,8 @@ impl Appeal {
     fn call_hooks(&self) {
         let givers = self.member.givers();
         for giver in givers.ids() {
-            // A request has called the hooks of its own pool itself.
-            if !self.of_others && self.member.account().stalls.has(giver) {
+            // A request calls the hooks of its own pool itself.
+            if !self.of_others && !self.member.account().stalls.has_beside(giver) {
                 continue;
             }
             let mut asked = Vec::new();

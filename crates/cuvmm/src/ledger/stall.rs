@@ -89,10 +89,10 @@ impl Stalls {
         self.requests.retain(|it| it.ticket != ticket);
     }
 
-    /// Returns `true` if a request of a pool waits.
-    pub(super) fn has(&self, pool: u64) -> bool {
+    /// Returns `true` if a request of a pool waits that is not this one.
+    pub(super) fn has_beside(&self, pool: u64) -> bool {
         let mut pools = self.requests.iter().filter_map(|it| it.of.as_ref());
-        pools.any(|(of, _)| *of == pool)
+        pools.any(|(of, _)| *of != pool)
     }
 
     pub(super) fn find(&mut self, pools: &[u64]) -> Stall {

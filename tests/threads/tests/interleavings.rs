@@ -1776,6 +1776,116 @@ fn a_future_is_dropped_while_it_is_granted() {
 }
 
 #[test]
+fn a_future_is_dropped_while_its_hook_runs_and_another_request_passes_it() {
+    explore(500, || {
+        let (scene, mapper) = mapped(4);
+        let evictable = Arc::new(shuttle::sync::Mutex::new(None));
+        let evicts = Arc::clone(&evictable);
+        let giver = scene.pool.tenant("giver").on_pressure(move |_| {
+            let given = evicts.lock().unwrap().take();
+            yield_now();
+            drop(given);
+        });
+        let giver = giver.register().unwrap();
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        *evictable.lock().unwrap() = Some(giver.try_allocate(2 * G).unwrap());
+        let held = giver.try_allocate(2 * G).unwrap();
+        let bell = Arc::new(Bell::default());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut all = a.allocate_async(4 * G);
+                drop(poll(&mut all, &bell));
+                yield_now();
+                drop(all);
+            });
+            scope.spawn(|| drop(scene.had(block_on(b.allocate_async(2 * G)))));
+            scope.spawn(|| drop(held));
+        });
+        let kept = evictable.lock().unwrap().take();
+        drop(kept);
+        mapper.stop();
+        assert_eq!(scene.look().in_use, 0);
+        drop((giver, a, b));
+        scene.end();
+    });
+}
+
+#[test]
+fn blocks_sleep_and_wake_beside_a_limit_that_falls_and_one_who_waits() {
+    explore(500, || {
+        let scene = scene(4);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let block = a.block(2 * G).capacity(4 * G).try_allocate().unwrap();
+        let cached = a.try_allocate(G).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(cached);
+                a.blocks().sleep(Contents::Discard).unwrap();
+                assert_eq!(a.stats().in_use, 0);
+                yield_now();
+                match a.blocks().wake() {
+                    Ok(_) => assert!(!block.is_asleep()),
+                    Err(error) => assert!(error.is_out_of_memory(), "{error}"),
+                }
+            });
+            scope.spawn(|| {
+                scene.pool.set_limit(Limit::Bytes(2 * G)).unwrap();
+                let _ = scene.pool.trim(0);
+                yield_now();
+                scene.pool.set_limit(Limit::Bytes(scene.limit)).unwrap();
+            });
+            scope.spawn(|| {
+                let wanted = b.block(2 * G).timeout(FOREVER).allocate();
+                drop(scene.claim(wanted.unwrap()));
+            });
+        });
+        a.blocks().wake().unwrap();
+        assert!(!block.is_asleep());
+        drop((block, a, b));
+        scene.end();
+    });
+}
+
+#[test]
+fn a_vector_grows_while_a_region_of_its_tenant_withdraws_and_another_tenant_takes_it() {
+    explore(500, || {
+        let scene = scene(4);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let stream = scene.stream();
+        let region = a.region(4 * G).largest_extent(G).home_stream(&stream);
+        let mut vector = DeviceVec::<u8>::from_region(region.reserve().unwrap(), &stream).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for granules in 1..=3 {
+                    if vector.resize((granules * G) as usize, 1).is_ok() {
+                        assert!(vector.held() >= granules * G);
+                    }
+                    yield_now();
+                }
+                vector.clear();
+                vector.shrink_to_fit().unwrap();
+            });
+            scope.spawn(|| {
+                let mut region = a.region(2 * G).largest_extent(G).reserve().unwrap();
+                for _ in 0..2 {
+                    if region.commit(0..2 * G).is_ok() {
+                        region.decommit_after(0..2 * G, &[]).unwrap();
+                        yield_now();
+                    }
+                }
+                let _ = region.purge();
+            });
+            scope.spawn(|| {
+                let wanted = b.block(4 * G).timeout(FOREVER).allocate();
+                drop(scene.claim(wanted.unwrap()));
+            });
+        });
+        drop((vector, a, b, stream));
+        scene.end();
+    });
+}
+
+#[test]
 fn futures_hear_that_the_mapper_ends() {
     explore(500, || {
         let (scene, mapper) = mapped(4);

@@ -16,17 +16,18 @@ use std::time::{Duration, Instant};
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::{Driver, DriverKind, HandleTypes};
-use cuvmm::error::{BlockError, LedgerError, PoolError, ShareError, SleepError};
+use cuvmm::error::{BlockError, LedgerError, MemoryError, PoolError, ShareError, SleepError};
 use cuvmm::pool::futures::AllocateFuture;
 use cuvmm::share::{Listener, sweep};
 use cuvmm::{
-    Attachment, Block, Channel, Contents, Device, HostStore, Ledger, Limit, Mapper, Offer, Pool,
-    Tenant,
+    Access, Attachment, Block, Channel, Contents, Device, HostStore, Lease, Ledger, Limit, Mapper,
+    Offer, Pool, Tenant,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, WaitOptions, getppid, set_parent_process_death_signal, wait};
 
 use super::counted::CountedDriver;
+use super::holders::{Holders, is_refused};
 use super::process::{ANSWER, LONG, ON_GPU, PART};
 use crate::common::{G, manner};
 
@@ -116,7 +117,9 @@ pub fn play() {
                 member.requests.clear();
                 member.kept.lock().unwrap().clear();
                 member.ledger.set_process_limit(setting.limit * G).unwrap();
+                member.holders.clear();
                 member.tenants.truncate(1);
+                member.known.lock().unwrap().truncate(1);
                 member.tenants[0].set_guarantee(0).unwrap();
                 member.ledger.set_guarantee(0).unwrap();
                 answer("quiet");
@@ -126,6 +129,8 @@ pub fn play() {
     }
     let Member {
         pool,
+        holders,
+        known,
         blocks,
         attached,
         requests,
@@ -133,7 +138,7 @@ pub fn play() {
         tenants,
         ..
     } = member;
-    drop((blocks, attached, requests, kept, tenants));
+    drop((holders, blocks, attached, requests, kept, known, tenants));
     pool.close().unwrap();
 }
 
@@ -152,43 +157,86 @@ struct Setting {
     name: String,
 }
 
-/// A block, and the first word of its first granule. Those of the others follow it.
+/// A block, the first word of its first granule, which those of the others follow, and how many
+/// granules have theirs.
 struct Held {
     block: Block,
     stamp: u64,
+    written: u64,
 }
 
 impl Held {
-    fn write(&self, from: u64) {
-        for granule in from / G..self.block.size() / G {
-            let word = self.stamp.wrapping_add(granule);
-            self.block.write(granule * G, &word.to_le_bytes()).unwrap();
+    fn new(block: Block, stamp: u64) -> Self {
+        let mut held = Self {
+            block,
+            stamp,
+            written: 0,
+        };
+        held.write();
+        held
+    }
+
+    /// Keeps a lease on the block, unless it sleeps: the ledger's thread may put it to sleep.
+    fn awake(&self) -> Option<Lease> {
+        match self.block.lease_for(Access::ReadWrite) {
+            Ok(lease) => Some(lease),
+            Err(MemoryError::Asleep { .. }) => None,
+            Err(error) => panic!("{error:?}"),
         }
     }
 
+    /// Writes the granules that have no words yet.
+    fn write(&mut self) {
+        let Some(_lease) = self.awake() else {
+            return;
+        };
+        for granule in self.written..self.block.size() / G {
+            let word = self.stamp.wrapping_add(granule);
+            self.block.write(granule * G, &word.to_le_bytes()).unwrap();
+        }
+        self.written = self.block.size() / G;
+    }
+
     fn check(&self) {
-        for granule in 0..self.block.size() / G {
+        let Some(_lease) = self.awake() else {
+            return;
+        };
+        for granule in 0..self.written {
             let mut word = [0; 8];
             self.block.read(granule * G, &mut word).unwrap();
             let right = self.stamp.wrapping_add(granule).to_le_bytes();
-            assert_eq!(
-                word,
-                right,
-                "granule {granule} of {}",
-                self.block.size() / G
-            );
+            assert_eq!(word, right, "granule {granule} of {}", self.written);
         }
+    }
+
+    fn grow(&mut self, granules: u64) {
+        let size = self.block.size() + granules * G;
+        if short(self.block.try_grow_to(size)).is_some() {
+            self.write();
+        }
+        self.check();
+    }
+
+    fn shrink(&mut self) {
+        let size = self.block.size().div_ceil(2 * G) * G;
+        if short(self.block.shrink_to(size)).is_some() {
+            self.written = self.written.min(size / G);
+        }
+        self.check();
     }
 }
 
 /// The ledger, a pool and what it lends, dropped in this order reversed.
 struct Member<'a> {
+    holders: Holders,
     blocks: Vec<Held>,
     /// Memory of other processes.
     attached: Vec<Attachment>,
     requests: Vec<Pin<Box<AllocateFuture>>>,
     /// Blocks of futures, which the hook of the first tenant drops.
     kept: Arc<Mutex<Vec<Block>>>,
+    /// The tenants as the ledger's thread knows them, which puts them to sleep.
+    known: Arc<Mutex<Vec<Tenant>>>,
     tenants: Vec<Tenant>,
     pool: Pool,
     _mapper: Mapper,
@@ -199,13 +247,25 @@ struct Member<'a> {
 impl<'a> Member<'a> {
     /// Opens the ledger, with a guarantee if there is as much, and makes a pool of it.
     fn join(setting: &'a Setting, guarantee: u64) -> Self {
-        let mut guarantee = guarantee * G;
+        let (mut guarantee, begun) = (guarantee * G, Instant::now());
+        let known = Arc::<Mutex<Vec<Tenant>>>::default();
         let ledger = loop {
             let ledger = Ledger::builder(&setting.device, &setting.dir);
             let ledger = ledger.limit(setting.limit * G).name(&setting.name);
+            let (sleepers, store) = (Arc::downgrade(&known), setting.store.clone());
+            let ledger = ledger.sleep_for_others(true).on_sleep(move |name| {
+                let known = sleepers.upgrade().ok_or("the process leaves")?;
+                let known = known.lock().unwrap().clone();
+                let mut named = known
+                    .iter()
+                    .filter(|it| name.is_none_or(|name| it.name() == name));
+                named.try_for_each(|it| put_to_sleep(it, SHORT_LIFE / 20, &store))
+            });
             match ledger.guarantee(guarantee).open() {
                 Ok(ledger) => break ledger,
                 Err(LedgerError::Short(_)) => guarantee = 0,
+                // The file is another one for a moment.
+                Err(_) if begun.elapsed() < LONG => std::thread::sleep(Duration::from_millis(1)),
                 Err(error) => panic!("{error}"),
             }
         };
@@ -222,12 +282,16 @@ impl<'a> Member<'a> {
             let given = gives.upgrade().and_then(|kept| kept.lock().unwrap().pop());
             drop(given);
         });
+        let tenants = vec![first.register().unwrap()];
+        known.lock().unwrap().clone_from(&tenants);
         Self {
+            holders: Holders::new(&setting.device),
             blocks: vec![],
             attached: vec![],
             requests: vec![],
             kept,
-            tenants: vec![first.register().unwrap()],
+            known,
+            tenants,
             pool,
             _mapper: mapper,
             ledger,
@@ -246,9 +310,7 @@ impl<'a> Member<'a> {
         };
         match outcome {
             Ok(block) => {
-                let held = Held { block, stamp: 7 };
-                held.write(0);
-                self.blocks.push(held);
+                self.blocks.push(Held::new(block, 7));
                 "ok".to_owned()
             }
             Err(error) => match error.shortage().and_then(|it| it.ledger) {
@@ -371,14 +433,33 @@ impl<'a> Member<'a> {
     }
 }
 
-/// Returns an outcome of the random work, or nothing if there was too little memory.
+/// Returns an outcome of the random work, or nothing if there was too little memory, or the block
+/// sleeps.
 fn short<T>(outcome: Result<T, BlockError>) -> Option<T> {
     match outcome {
         Ok(done) => Some(done),
-        Err(error) if error.is_shortage() => None,
-        // A block that grows has outlived its tenant.
-        Err(BlockError::Unregistered { .. }) => None,
+        // A block that grows may have outlived its tenant.
+        Err(error) if is_refused(&error) => None,
+        Err(BlockError::Memory(MemoryError::Asleep { .. })) => None,
         Err(error) => panic!("{error:?}"),
+    }
+}
+
+/// Puts a tenant to sleep, also on the ledger's thread.
+fn put_to_sleep(tenant: &Tenant, wait: Duration, store: &HostStore) -> Result<(), String> {
+    let blocks = tenant.blocks().timeout(wait).release(true);
+    match blocks.sleep(Contents::Keep(store)) {
+        Ok(_) => Ok(()),
+        Err(
+            error @ (SleepError::StoreFull { .. }
+            | SleepError::Exported { .. }
+            | SleepError::Leased { .. }
+            | SleepError::Busy { .. }),
+        ) => Err(error.to_string()),
+        Err(error) => {
+            eprintln!("{error:?}");
+            std::process::abort();
+        }
     }
 }
 
@@ -403,10 +484,9 @@ fn storm<'a>(mut member: Member<'a>, commands: &Receiver<String>, seed: u64) -> 
 fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
     let wait = Duration::from_millis(random.u64(..150));
     let most = member.setting.limit / 3;
-    let awake = |held: &Held| !held.block.is_asleep();
     let any = random.usize(..member.blocks.len().max(1));
     let tenant = random.usize(..member.tenants.len());
-    match random.u8(..126) {
+    match random.u8(..156) {
         100..106 if !member.blocks.is_empty() => {
             // The process that attaches it may be killed meanwhile.
             let _ = member.offer(&format!("{SHARED}{}", member.setting.name), wait / 4);
@@ -442,48 +522,29 @@ fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
             };
             if let Some(block) = short(block) {
                 *stamp += 1 << 16;
-                let held = Held {
-                    block,
-                    stamp: *stamp,
-                };
-                held.write(0);
-                member.blocks.push(held);
+                member.blocks.push(Held::new(block, *stamp));
             }
         }
         0..50 if !member.blocks.is_empty() => {
-            let held = member.blocks.swap_remove(any);
-            if awake(&held) {
-                held.check();
-            }
+            member.blocks.swap_remove(any).check();
         }
-        50..60 => {
-            if let Some(held) = member.blocks.get_mut(any).filter(|held| awake(held)) {
-                let before = held.block.size();
-                let size = before + random.u64(1..8) * G;
-                if short(held.block.try_grow_to(size)).is_some() {
-                    held.write(before);
-                }
-                held.check();
-            }
-        }
-        60..65 => {
-            if let Some(held) = member.blocks.get_mut(any).filter(|held| awake(held)) {
-                let size = held.block.size().div_ceil(2 * G) * G;
-                held.block.shrink_to(size).unwrap();
-                held.check();
-            }
-        }
+        50..60 if !member.blocks.is_empty() => member.blocks[any].grow(random.u64(1..8)),
+        60..65 if !member.blocks.is_empty() => member.blocks[any].shrink(),
         65..72 => drop(member.pool.trim(random.u64(..20) * G).unwrap()),
         72..76 if member.tenants.len() < 3 => {
             let name = random.u64(..).to_string();
             let tenant = member.pool.tenant(name).guarantee(random.u64(..10) * G);
             match tenant.register() {
-                Ok(tenant) => member.tenants.push(tenant),
+                Ok(tenant) => {
+                    member.known.lock().unwrap().push(tenant.clone());
+                    member.tenants.push(tenant);
+                }
                 Err(PoolError::Ledger(_) | PoolError::GuaranteeTooLarge { .. }) => {}
                 Err(error) => panic!("{error:?}"),
             }
         }
         72..78 if member.tenants.len() > 1 => {
+            member.known.lock().unwrap().pop();
             member.tenants.pop().unwrap().unregister();
         }
         78..81 => match member.ledger.set_guarantee(random.u64(..10) * G) {
@@ -496,25 +557,20 @@ fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
             member.fork(SHORT_LIFE.mul_f64(random.f64()));
         }
         84..90 => {
-            let blocks = member.tenants[tenant].blocks().timeout(wait);
-            match blocks
-                .release(true)
-                .sleep(Contents::Keep(&member.setting.store))
-            {
-                Ok(_) | Err(SleepError::StoreFull { .. } | SleepError::Exported { .. }) => {}
-                Err(error) => panic!("{error:?}"),
-            }
+            let _ = put_to_sleep(&member.tenants[tenant], wait, &member.setting.store);
         }
         90..96 => match member.tenants[tenant].blocks().timeout(wait).wake() {
-            Ok(_) => member
-                .blocks
-                .iter()
-                .filter(|held| awake(held))
-                .for_each(Held::check),
+            Ok(_) => member.blocks.iter().for_each(Held::check),
+            // The ledger's thread puts a block to sleep.
+            Err(SleepError::Busy { .. }) => {}
             Err(error) if error.is_out_of_memory() => {}
             Err(SleepError::Block { cause, .. }) if cause.is_shortage() => {}
             Err(error) => panic!("{error:?}"),
         },
+        126.. => {
+            let (first, store) = (&member.tenants[0], &member.setting.store);
+            member.holders.step(first, store, random, (stamp, wait));
+        }
         _ => std::thread::sleep(wait / 10),
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod counted;
 pub mod device;
+pub mod holders;
 pub mod member;
 #[path = "../../../../crates/cuvmm-model/testing/own_process.rs"]
 mod own_process;

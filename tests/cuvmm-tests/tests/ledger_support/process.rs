@@ -7,6 +7,7 @@
 //! `unsafe` in this file: releasing another process's locks.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use cuvmm::LedgerView;
 use cuvmm::ledger::FILE_ENDING;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitOptions, kill_process, pidfd_getfd, pidfd_open,
     waitpid,
@@ -113,9 +115,34 @@ impl Place {
 
     /// Opens the ledger to look at it. There must be one.
     pub fn view(&self) -> LedgerView {
+        LedgerView::open(self.ledger_file()).unwrap()
+    }
+
+    fn ledger_file(&self) -> PathBuf {
         let is_ledger = |path: &PathBuf| path.to_string_lossy().ends_with(FILE_ENDING);
-        let path = self.files().into_iter().find(is_ledger).unwrap();
-        LedgerView::open(path).unwrap()
+        self.files().into_iter().find(is_ledger).unwrap()
+    }
+
+    /// Takes the file of the ledger away for a time, or shortens it by a byte of its last page.
+    /// Processes that would open the ledger meanwhile are refused.
+    pub fn without_ledger(&self, away: bool, time: Duration) {
+        let path = self.ledger_file();
+        if away {
+            // A folder is in its place, so that no process makes another one.
+            let other = self.dir.path().join("away");
+            std::fs::create_dir(&other).unwrap();
+            let exchange = || renameat_with(CWD, &path, CWD, &other, RenameFlags::EXCHANGE);
+            exchange().unwrap();
+            std::thread::sleep(time);
+            exchange().unwrap();
+            std::fs::remove_dir(&other).unwrap();
+        } else {
+            let file = File::options().write(true).open(path).unwrap();
+            let size = file.metadata().unwrap().len();
+            file.set_len(size - 1).unwrap();
+            std::thread::sleep(time);
+            file.set_len(size).unwrap();
+        }
     }
 
     /// Returns the files of the ledger and of its processes.

@@ -1,5 +1,6 @@
 //! Processes that work at random and are killed at random, one after the other, while what they have
-//! is counted: by the ledger, by the [device](super::device), and by a real GPU.
+//! is counted: by the ledger, by the [device](super::device), and by a real GPU. Now and then the
+//! ledger's file is taken away or shortened for a moment.
 
 use std::time::Duration;
 
@@ -112,6 +113,9 @@ pub fn run(place: &Place, gpu: Option<&cuvmm::Device>, kills: u64) {
             stopped.stop();
             std::thread::sleep(Duration::from_millis(random.u64(..200)));
             stopped.signal(Signal::CONT);
+        }
+        if random.u8(..3) == 0 {
+            place.without_ledger(random.bool(), Duration::from_millis(random.u64(..50)));
         }
         let mut process = living.swap_remove(random.usize(..living.len()));
         killed += u64::from(process.has_joined());

@@ -189,12 +189,15 @@ class Paged(unittest.TestCase):
             """
             for kind, text, options in [
                 (cuvmm.Error, "", {"blocks": 0}), (ValueError, "", {"blocks": 1 << 32}), (ValueError, "", {"blocks": -1}),
-                (TypeError, "", {"blocks": 1.5}), (cuvmm.Error, "rows", {"layout": "rows"}),
+                (TypeError, "", {"blocks": 1.5}), (ValueError, "layout is 'block-major'", {"layout": "rows"}),
                 (cuvmm.Error, "extent", {"extent": 3 << 20}), (cuvmm.Error, "block 64", {"pinned": [64]}),
-                (cuvmm.Error, "name", {"name": ""}), (ValueError, "timeout", {"timeout": -1}),
+                (ValueError, "name", {"name": ""}), (TypeError, "name", {"name": 5}), (ValueError, "timeout", {"timeout": -1}),
                 (cuvmm.Error, "", {"device": 7}), (cuvmm.Error, "groups", {"groups": []}),
                 (cuvmm.Error, "heads", {"groups": LayerGroup(1, 1, [Part(0, 1, "int8")])}),
                 (ValueError, "heads", {"groups": LayerGroup(1, 1, [Part(-1, 1, "int8")])}),
+                (ValueError, "int99", {"groups": LayerGroup(1, 1, [Part(1, 1, "int99")])}),
+                (ValueError, "None", {"groups": LayerGroup(1, 1, [Part(1, 1, None)])}),
+                (TypeError, "LayerGroup", {"groups": "x"}),
                 (cuvmm.Error, "torch", {"name": "torch"}),
             ]:
                 fails(kind, text, lambda: make(**{"blocks": 64, "groups": GROUP, **options}))

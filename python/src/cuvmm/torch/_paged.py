@@ -11,7 +11,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -20,7 +20,7 @@ from .._arrays import DeviceArray, SharedMemory, stream_of
 from .._dtypes import DType, dtype_of
 from .._errors import Error
 from .._sizes import bytes_of, text_of
-from .._sleeping import seconds_of
+from .._sleeping import check_name, seconds_of
 from ._numbers import FreeNumbers, packed
 
 Layout = Literal["block-major", "token-major", "layer-major"]
@@ -533,10 +533,12 @@ def _count(what: str, number: Any) -> int:
 def _kind(dtype: Any) -> tuple[DType, Any]:
     """Returns the element type that a tensor is exported with, and the one to view it as, if that is another one."""
     if isinstance(dtype, str):
-        dtype = getattr(torch, dtype)
+        dtype = getattr(torch, dtype, dtype)
     try:
         return dtype_of(dtype), None
     except ValueError:
+        if not isinstance(dtype, torch.dtype):
+            raise
         # Small types have no code in each version of DLPack.
         return dtype_of(f"uint{8 * dtype.itemsize}"), dtype
 
@@ -601,6 +603,9 @@ def paged_kv(
     groups = (groups,) if isinstance(groups, LayerGroup) else tuple(groups)
     if on_pressure is not None and not callable(on_pressure):
         raise TypeError(f"on_pressure is a function, not {type(on_pressure).__name__}")
+    check_name(name)
+    if layout not in get_args(Layout):
+        raise ValueError(f"layout is 'block-major', 'token-major' or 'layer-major', not {layout!r}")
     ordinal = torch.cuda._utils._get_device_index(device, optional=True)
     request = {
         "device": ordinal,
@@ -620,6 +625,8 @@ def paged_kv(
 
 def _described(group: LayerGroup) -> dict[str, Any]:
     """Returns a group as the library takes it."""
+    if not isinstance(group, LayerGroup):
+        raise TypeError(f"a group of layers is a LayerGroup, not {group!r}")
     parts = [
         [_count("heads", heads), _count("head_size", size), _kind(dtype)[0].itemsize]
         for heads, size, dtype in group.parts

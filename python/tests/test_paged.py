@@ -262,6 +262,38 @@ class Paged(unittest.TestCase):
             """
         )
 
+    def test_ctrl_c_within_a_hook_is_raised_when_the_call_returns(self):
+        case(
+            """
+            import signal, threading
+            cuvmm.configure(limit="16MiB")
+            asked, usual = [], signal.getsignal(signal.SIGINT)
+            def evict(kv, missing):
+                asked.append(missing)
+                signal.raise_signal(signal.SIGINT)
+                kv.release(list(range(2 * len(asked) - 2, 2 * len(asked))))
+            other = make(name="code", on_pressure=evict)
+            other.back(range(16))
+            kv = make(name="chat")
+            fails(KeyboardInterrupt, "", lambda: kv.back([0, 1]))
+            fails(KeyboardInterrupt, "", lambda: kv.reserve(2))
+            assert len(asked) == 2 and (kv.stats().in_use, kv.stats().reserved) == (2, 2)
+            assert signal.getsignal(signal.SIGINT) is usual
+            # A handler of the program's own is called at once.
+            noted = []
+            signal.signal(signal.SIGINT, lambda *it: noted.append(len(asked)))
+            kv.back(range(6))
+            assert noted == [3] and kv.stats().in_use == 6
+            # One that the hook sets stays.
+            signal.signal(signal.SIGINT, usual)
+            def ignore(_kv, _missing):
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            other._on_pressure = ignore
+            fails(cuvmm.OutOfMemoryError, "", lambda: kv.back(range(8)))
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            """
+        )
+
     def test_an_attempt_without_waiting_calls_no_hook_and_collects_no_garbage(self):
         case(
             """

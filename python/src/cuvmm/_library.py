@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import os
+import signal
 import threading
 from typing import Any
 
@@ -142,6 +143,32 @@ def _collect() -> None:
 
 #: The address of the function that collects garbage.
 COLLECT = ctypes.cast(_collect, _pointer)
+
+
+def interrupted_later(function: Any, *arguments: Any) -> Any:
+    """Calls a function of the library that may wait, and then call functions of Python. Ctrl-C raises KeyboardInterrupt
+    when it has returned.
+
+    Raised within a function that the library calls it would be lost: ctypes prints what these raise. A handler of
+    the program's own, such as that of asyncio, stays.
+    """
+    of, usual = signal.SIGINT, signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(of) is not usual:
+        return function(*arguments)
+    came: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        came.append(number)
+
+    signal.signal(of, note)
+    try:
+        return function(*arguments)
+    finally:
+        # A hook may have set another one.
+        if signal.getsignal(of) is note:
+            signal.signal(of, usual)
+        if came:
+            raise KeyboardInterrupt
 
 
 def path() -> str:

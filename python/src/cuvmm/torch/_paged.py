@@ -363,7 +363,8 @@ class PagedKv:
 
         Makes no driver call where the memory is there. If memory is short, the hooks of caches are called, what is
         free elsewhere is taken, and the timeout is waited for; then garbage is collected, and a last attempt made
-        that does not wait. A scheduler's loop calls `try_back`, which does none of this.
+        that does not wait. A scheduler's loop calls `try_back`, which does none of this. Ctrl-C raises
+        KeyboardInterrupt when the wait is over; `result` of `back_async` is ended by it.
 
         >>> kv.back(free.popleft_n(4))  # doctest: +SKIP
 
@@ -372,7 +373,8 @@ class PagedKv:
         """
         library = _library.get()
         library.end_calls_at_exit()
-        library.check(library.paged_back(self._token(), *packed(numbers), _library.COLLECT))
+        arguments = (self._token(), *packed(numbers), _library.COLLECT)
+        library.check(_library.interrupted_later(library.paged_back, *arguments))
 
     def try_back(self, numbers: Any) -> bool:
         """Backs blocks like `back` if that needs no waiting. Returns False, with nothing changed, if memory is short.
@@ -450,7 +452,8 @@ class PagedKv:
         """
         library = _library.get()
         library.end_calls_at_exit()
-        library.check(library.paged_reserve(self._token(), _count("count", count), _library.COLLECT))
+        arguments = (self._token(), _count("count", count), _library.COLLECT)
+        library.check(_library.interrupted_later(library.paged_reserve, *arguments))
 
     def can_allocate(self, count: int) -> bool:
         """Returns True if `count` more blocks can have memory now: a hint, since others may be faster.
@@ -587,8 +590,9 @@ def paged_kv(
     on_pressure: called with the cache and the missing bytes when a request lacks memory that releasing blocks could
         give: a request of this or another cache, of `cuvmm.empty`, of PyTorch under `cuvmm.torch.install`, or of
         another process. It gives up blocks of prefixes, which `emptiest` chooses. It runs on the thread of the request
-        or one of the library, so it takes no lock with which a thread allocates. It is not called for memory of
-        `cuvmm.torch.pool`, for `cuvmm.wake`, nor while a graph may be captured.
+        or one of the library, so it takes no lock with which a thread allocates. What it raises is printed
+        (`sys.unraisablehook`), and the request goes on. It is not called for memory of `cuvmm.torch.pool`, for
+        `cuvmm.wake`, nor while a graph may be captured.
 
     >>> group = cuvmm.torch.LayerGroup.keys_and_values(32, 16, 8, 128, "bfloat16")  # doctest: +SKIP
     >>> kv = cuvmm.torch.paged_kv(8192, group, name="chat")  # doctest: +SKIP

@@ -175,7 +175,8 @@ class Attached(Mapping[str, "torch.Tensor"]):
         ...     weights = newer
 
         Raises `cuvmm.NotPublishedError` if the name is not published any more, or the publisher has
-        ended. Its tensors can be used as before.
+        ended. Its tensors can be used as before. `cuvmm.attach(name)` then gets what a keeper or another
+        publisher has under the name.
         """
         library = _library.get()
         until = time.monotonic() + seconds_of(timeout)

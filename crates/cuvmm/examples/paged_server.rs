@@ -47,9 +47,7 @@ impl Shared {
         };
         if kv.release(&chosen.numbers).is_ok() {
             numbers.prefixes.retain(|it| !chosen.numbers.contains(it));
-            for number in chosen.numbers {
-                let _ = numbers.free.give_back(number);
-            }
+            let _ = numbers.free.give_back_many(&chosen.numbers);
         }
     }
 }
@@ -116,7 +114,7 @@ impl Model {
             match self.kv()?.try_back(&free) {
                 Ok(()) => found = Some(free),
                 Err(error) if !error.is_shortage() => return Err(error.into()),
-                Err(_) => free.iter().try_for_each(|&it| numbers.free.give_back(it))?,
+                Err(_) => numbers.free.give_back_many(&free)?,
             }
         }
         if found.is_none() && lacking <= numbers.prefixes.len() {
@@ -149,8 +147,7 @@ impl Model {
         if self.kv()?.back(&free).is_ok() {
             return Ok(Some(free));
         }
-        let free_list = &mut self.numbers().free;
-        free.iter().try_for_each(|&it| free_list.give_back(it))?;
+        self.numbers().free.give_back_many(&free)?;
         Ok(None)
     }
 
@@ -174,8 +171,7 @@ impl Model {
         self.poll_standing()?;
         if let Some((numbers, request)) = self.standing.take() {
             drop(request);
-            let free = &mut self.numbers().free;
-            numbers.iter().try_for_each(|&it| free.give_back(it))?;
+            self.numbers().free.give_back_many(&numbers)?;
         }
         Ok(())
     }
@@ -189,10 +185,7 @@ impl Model {
 
     fn release(&self, blocks: Vec<u32>) -> Result<(), Box<dyn Error>> {
         self.kv()?.release(&blocks)?;
-        for number in blocks {
-            self.numbers().free.give_back(number)?;
-        }
-        Ok(())
+        Ok(self.numbers().free.give_back_many(&blocks)?)
     }
 
     /// Serves requests in the order of their arrival, and returns how many steps that took.

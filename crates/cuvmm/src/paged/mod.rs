@@ -132,9 +132,7 @@ pub use view::PagedView;
 /// # let launch = || ();
 /// launch();
 /// drop(step); // from here on the memory of these blocks may go, behind the kernels
-/// for &number in &numbers[..2] {
-///     free.give_back(number)?;
-/// }
+/// free.give_back_many(&numbers[..2])?;
 /// assert_eq!(kv.stats()?.in_use, 3);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

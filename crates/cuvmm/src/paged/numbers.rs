@@ -19,8 +19,8 @@ const WORD: u32 = u64::BITS;
 /// let mut free = FreeNumbers::new(1_000)?;
 /// free.remove(0)?; // the null block of an engine
 /// assert_eq!(free.take_many(3), Some(vec![1, 2, 3]));
-/// free.give_back(2)?;
-/// assert_eq!((free.take(), free.len()), (Some(2), 996));
+/// free.give_back_many(&[3, 2])?;
+/// assert_eq!((free.take(), free.len()), (Some(2), 997));
 /// # Ok::<(), cuvmm::error::PagedKvError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -123,10 +123,10 @@ impl FreeNumbers {
     ///
     /// # Errors
     /// [`PagedKvError::Argument`] if there is no such number, or it is free already.
-    #[doc(alias("append", "append_n"))]
+    #[doc(alias = "append")]
     pub fn give_back(&mut self, number: u32) -> Result<(), PagedKvError> {
         if number >= self.blocks || self.contains(number) {
-            return Err(no_such("block that was taken", number).into());
+            return Err(no_such("taken block", number).into());
         }
         let mut at = number;
         for level in &mut self.levels {
@@ -136,6 +136,21 @@ impl FreeNumbers {
             at /= WORD;
         }
         self.free += 1;
+        Ok(())
+    }
+
+    /// Gives numbers back, all or none.
+    ///
+    /// # Errors
+    /// [`PagedKvError::Argument`] if one of them does not exist, is free already, or is named twice.
+    #[doc(alias = "append_n")]
+    pub fn give_back_many(&mut self, numbers: &[u32]) -> Result<(), PagedKvError> {
+        for (at, &number) in numbers.iter().enumerate() {
+            if let Err(refused) = self.give_back(number) {
+                numbers.iter().take(at).for_each(|&given| self.clear(given));
+                return Err(refused);
+            }
+        }
         Ok(())
     }
 
@@ -173,6 +188,21 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn numbers_are_given_back_all_or_none() {
+        let mut free = FreeNumbers::new(200).unwrap();
+        let taken = free.take_many(130).unwrap();
+        for (refused, at) in [([0, 129, 0], 0), ([64, 63, 199], 199), ([5, 6, 200], 200)] {
+            let error = free.give_back_many(&refused).unwrap_err();
+            assert_eq!(error.to_string(), format!("there is no taken block {at}"));
+            assert_eq!(free.len(), 70);
+            assert!(taken.iter().all(|&it| !free.contains(it)));
+        }
+        free.give_back_many(&[129, 64, 0]).unwrap();
+        assert_eq!(free.take_many(3), Some(vec![0, 64, 129]));
+        assert_eq!(free.take(), Some(130));
+    }
 
     #[test]
     fn the_lowest_number_comes_first() {

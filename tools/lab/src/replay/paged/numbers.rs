@@ -71,9 +71,7 @@ impl Numbers {
     /// might find no memory in an empty cache, because its blocks lie too far apart.
     pub(super) fn give_back(&mut self, numbers: &[u32]) -> anyhow::Result<()> {
         match self {
-            Self::Lowest(free) => numbers
-                .iter()
-                .try_for_each(|&number| Ok(free.give_back(number)?)),
+            Self::Lowest(free) => Ok(free.give_back_many(numbers)?),
             Self::Fifo { queue, blocks } => {
                 queue.extend(numbers);
                 if queue.len() == *blocks as usize {

@@ -77,8 +77,13 @@ impl Model {
                 prefixes: VecDeque::new(),
             }),
         });
-        let of = Arc::clone(&shared);
-        let tenant = pool.tenant(name).on_pressure(move |it| of.evict(it));
+        // A hook that owned the cache would keep it, and its tenant, for good.
+        let of = Arc::downgrade(&shared);
+        let tenant = pool.tenant(name).on_pressure(move |it| {
+            if let Some(of) = of.upgrade() {
+                of.evict(it);
+            }
+        });
         let tenant = tenant.register()?;
         let group = LayerGroup::new(8, TOKENS).keys_and_values(4, 64, 2);
         let kv = PagedKv::builder(&tenant, stream, BLOCKS).group(group);
@@ -274,5 +279,6 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             );
         }
     }
-    Ok(())
+    drop(models);
+    Ok(pool.close()?)
 }

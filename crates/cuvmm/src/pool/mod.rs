@@ -530,8 +530,8 @@ impl Pool {
     /// `cuMemAddressFree`).
     ///
     /// # Errors
-    /// [`CloseError`], which contains the pool, while clones, tenants, blocks or leases live, or
-    /// when the driver refuses.
+    /// [`CloseError`], which contains the pool, while clones, tenants, blocks or leases live, those
+    /// that [hooks](crate::pool::TenantBuilder::on_pressure) own too, or when the driver refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         // While the mapper's thread works for the pool, the thread holds the core too.
         let mapper = self.core.detach();

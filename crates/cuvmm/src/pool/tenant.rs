@@ -90,8 +90,11 @@ impl<'a> TenantBuilder<'a> {
     ///   slow hook delays all pools of that [mapper](crate::Mapper): until it returns no memory is
     ///   placed ahead or unmapped for them, and no future is served. A panic in the hook unwinds
     ///   through the call that made the request; on the mapper's thread it is logged, and the
-    ///   mapper goes on. The hook may own blocks and tenants of the pool, and is dropped without a
-    ///   lock, too.
+    ///   mapper goes on.
+    /// - **It ends** when the tenant is unregistered, and is dropped without a lock, too. It may own
+    ///   blocks of the pool and other tenants. If it owns its own tenant, or a cache, heap or container
+    ///   in it, the tenant is registered and the pool lives until [`unregister`](Tenant::unregister) is
+    ///   called: give the hook a [`Weak`](std::sync::Weak).
     pub fn on_pressure(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
         self.hook = Some(Arc::new(hook));
         self

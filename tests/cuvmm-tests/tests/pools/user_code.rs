@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 use tracing::span::{Attributes, Id, Record};
@@ -14,7 +14,10 @@ use crate::common::{D0, G, nth_of};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::PoolError;
-use cuvmm::{Block, Contents, Device, DropFailure, HostStore, Pool, Stream, Tenant, UnifiedBuffer};
+use cuvmm::{
+    Block, CloseRefusal, Contents, Device, DropFailure, HostStore, Pool, Stream, Tenant,
+    UnifiedBuffer,
+};
 
 /// Runs code that would never return if a lock were held.
 fn ends(what: &str, act: impl FnOnce() + Send + 'static) {
@@ -71,6 +74,26 @@ fn a_hook_that_owns_blocks_is_dropped_with_its_tenant() {
         drop(blocks);
         drop(giver);
         assert_eq!(pool.stats().committed, 0);
+    });
+}
+
+// I-42
+#[test]
+fn a_hook_that_owns_its_own_tenant_keeps_it_until_it_is_unregistered() {
+    let rig = common::clean(common::model());
+    let pool = common::pool(&rig, 16);
+    ends("unregistering a tenant", move || {
+        let owned = Arc::new(OnceLock::<Tenant>::new());
+        let owner = Arc::clone(&owned);
+        let giver = pool.tenant("giver");
+        let giver = giver.on_pressure(move |_| assert!(owner.get().is_some()));
+        assert!(owned.set(giver.register().unwrap()).is_ok());
+        drop(owned);
+        let refused = pool.close().unwrap_err();
+        assert_eq!(refused.reason, CloseRefusal::InUse);
+        let pool = refused.owner;
+        pool.find_tenant("giver").unwrap().unregister();
+        pool.close().unwrap();
     });
 }
 

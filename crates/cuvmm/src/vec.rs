@@ -26,7 +26,7 @@ const REPEATED: usize = 256 << 10;
 ///
 /// Copies in and out are ordered behind the work queued on the home stream and complete when they
 /// return. Work of other streams is recorded with [`record_use`](Self::record_use): memory that the
-/// vector gives up waits for it. Dropping a vector waits for those streams.
+/// vector gives up waits for it. Dropping a vector waits for those streams, and in a tenant for nothing.
 ///
 /// An operation that returns an error leaves length and elements unchanged; the vector may have
 /// more capacity then.

@@ -20,10 +20,11 @@
 //!   the memory's streams.
 //! - *After its last use*, consumers call the deleter while work that they queued still runs, on
 //!   streams that this library does not know. Therefore exported memory counts as used by all work
-//!   of the device. A block is pending free until that work is complete, and its deleter waits for
-//!   nothing. A vector and a region release their memory to the driver, and their deleter waits for
-//!   the device, as their drop does. When Python calls that deleter, it holds the interpreter lock,
-//!   so a host callback that needs the lock would deadlock. Prefer to export blocks.
+//!   of the device. A block, or a vector or region in a tenant, is pending free until that work is
+//!   complete, and its deleter waits for nothing. In no tenant, a vector and a region release their
+//!   memory to the driver, and their deleter waits for the device, as their drop does. When Python
+//!   calls that deleter, it holds the interpreter lock, so a host callback that needs the lock would
+//!   deadlock. Prefer to export memory of a tenant.
 //! - *For a tensor of another library*, this library is the consumer: see [`Imported`].
 //!
 //! # The device of a tensor

@@ -51,8 +51,8 @@ pub enum GroupError {
     },
     /// Another process has the rank, or all ranks are taken.
     #[error(
-        "{} of group {group:?} {}taken, by process {pid}",
-        Which(*.rank, *.ranks), if .rank.is_none() && *.ranks > 1 { "are " } else { "is " }
+        "{} of group {group:?} {} by process {pid}", Which(*.rank, *.ranks),
+        if .rank.is_none() && *.ranks > 1 { "are taken, the last" } else { "is taken," }
     )]
     Taken {
         /// The group.

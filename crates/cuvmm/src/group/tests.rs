@@ -281,7 +281,7 @@ fn joining_checks_the_name_the_number_and_the_rank() {
     let other = join("a", 2, None).unwrap();
     assert_eq!(other.rank(), 0);
     let full = join("a", 2, None).unwrap_err();
-    let text = format!("all 2 ranks of group \"a\" are taken, by process {own}");
+    let text = format!("all 2 ranks of group \"a\" are taken, the last by process {own}");
     assert_eq!(full.to_string(), text);
     let _alone = join("b", 1, None).unwrap();
     let full = join("b", 1, None).unwrap_err();

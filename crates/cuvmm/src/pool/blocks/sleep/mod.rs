@@ -219,10 +219,11 @@ impl Blocks {
             };
             if !slot.sleep_state.is_awake() {
                 busy.add(slot);
+            } else if slot.exported && slot.space.exported().next().is_some() {
+                // The end of its leases, such as that of an offer, would not let it sleep.
+                exported.add(slot);
             } else if slot.leases > 0 {
                 leased.add(slot);
-            } else if slot.exported {
-                exported.add(slot);
             } else if slot.is_busy() || slot.pinned || !gate.poll(&mut slot.fence)? {
                 busy.add(slot);
             }

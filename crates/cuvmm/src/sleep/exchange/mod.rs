@@ -26,8 +26,9 @@ use crate::store::HostStore;
 /// - **Other memory**: what the blocks that wake need beyond that is charged and placed before the
 ///   first copy, and what they do not need is given up. If there is not enough, or the extents do
 ///   not fit, the blocks go in turn: all fall asleep, then the others wake.
-/// - **In turn** go also blocks whose contents are discarded, and blocks of several pools. If waking
-///   fails then, blocks whose contents were kept are woken again; discarded ones stay asleep.
+/// - **In turn** goes also an exchange with a heap or a paged cache, of contents that are discarded or
+///   marked, or of several pools. If waking fails then, blocks whose contents were kept are woken
+///   again; discarded ones stay asleep.
 /// - **Failures**: what was overwritten is copied back, and everything is as before. If that fails
 ///   too, blocks sleep with their contents in the store, and the error says how many.
 ///

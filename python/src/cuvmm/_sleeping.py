@@ -202,8 +202,8 @@ def exchange(
     host: the host memory of the contents is kept for the next sleep, or goes back to the system after `wake`.
 
     Pools of the same sizes take about half the time of `sleep` and then `wake`. What does not fit, pools on several
-    devices, and pools with memory of graphs or with paged caches, take as long as these. Memory for the larger of both is enough: the contents are replaced piece
-    by piece. The rules of `sleep` and `wake` hold.
+    devices, and pools with memory of graphs or with paged caches, take as long as these. Memory for the larger of both
+    is enough: the contents are replaced piece by piece. The rules of `sleep` and `wake` hold.
 
     Returns what was given up, and what this process still holds, by name.
 

@@ -14,7 +14,7 @@ use crate::own::{Access, AccessGrant, Place};
 impl Space {
     pub(crate) fn grant_to(&mut self, guest: AccessGrant) -> Result<(), MemoryError> {
         let named = guest.location();
-        let before = self.position(named).map(|at| self.access.remove(at));
+        let before = self.position(named).map(|at| self.target.access.remove(at));
         let opened = self.open_all(&guest);
         if let Err(error) = opened {
             let none = guest.at_most(Access::None);
@@ -24,11 +24,12 @@ impl Space {
             }
             // The device may still have access to some extents: its work continues to be waited
             // for.
-            self.access
+            self.target
+                .access
                 .extend(before.or(undone.is_err().then_some(none)));
             return Err(error);
         }
-        self.access.push(guest);
+        self.target.access.push(guest);
         Ok(())
     }
 
@@ -37,13 +38,17 @@ impl Space {
             return Ok(());
         };
         if let Err(error) = self.open_all(&AccessGrant::new(device, Access::None)) {
-            let before = self.access.get(at).map(|before| self.open_all(before));
+            let before = self
+                .target
+                .access
+                .get(at)
+                .map(|before| self.open_all(before));
             if let Some(Err(failed)) = before {
                 log!(error, error = %failed, "revoked access could not be restored");
             }
             return Err(error);
         }
-        self.access.remove(at);
+        self.target.access.remove(at);
         Ok(())
     }
 
@@ -51,7 +56,9 @@ impl Space {
     pub(crate) fn cap(&mut self, offset: u64, most: Access) -> Result<(), MemoryError> {
         if let Some(placed) = self.extents.get_mut(&offset) {
             let host = placed.host_grant().filter(|_| placed.host);
-            placed.mapping.open(self.access.iter().chain(&host), most)?;
+            placed
+                .mapping
+                .open(self.target.access.iter().chain(&host), most)?;
             placed.most = most;
         }
         Ok(())
@@ -78,7 +85,8 @@ impl Space {
     }
 
     fn position(&self, named: Location) -> Option<usize> {
-        self.access
+        self.target
+            .access
             .iter()
             .position(|access| access.location() == named)
     }
@@ -91,6 +99,7 @@ impl Space {
 
     pub(crate) fn access_of(&self, device: &Device) -> Access {
         let found = self
+            .target
             .access
             .iter()
             .find(|access| access.named() == Some(device));

@@ -10,7 +10,6 @@
 //! Keeps I-20.
 
 use super::fence::{Fence, Unused};
-use super::mapped::Mapped;
 use super::place::{Placed, Unmapped};
 use super::space::Space;
 use crate::error::CallError;
@@ -38,18 +37,6 @@ impl Placed {
     pub(crate) fn unmap_after(self, fence: &Fence) -> Result<Unmapped, (Self, CallError)> {
         match fence.proof() {
             Some(proof) => self.unmap(proof),
-            None => Err((self, CallError::InUse)),
-        }
-    }
-
-    /// [Unmaps](Self::unmap_after) an extent. `left` gets its mapping if the driver panics.
-    pub(crate) fn unmap_after_or_leave(
-        self,
-        fence: &Fence,
-        left: &mut Vec<Mapped>,
-    ) -> Result<Unmapped, (Self, CallError)> {
-        match fence.proof() {
-            Some(proof) => self.unmap_or_leave(proof, left),
             None => Err((self, CallError::InUse)),
         }
     }
@@ -88,7 +75,8 @@ impl Space {
 }
 
 impl Completed<'_> {
-    /// Unmaps the extent at `offset` (`cuMemUnmap`). On failure it stays mapped.
+    /// Unmaps the extent at `offset` (`cuMemUnmap`). On failure it stays mapped. After a panic of the
+    /// driver it is stuck.
     pub(crate) fn withdraw(&mut self, offset: u64) -> Result<Option<Unmapped>, CallError> {
         if offset < self.from {
             return Err(CallError::InUse);
@@ -117,17 +105,21 @@ impl Completed<'_> {
     /// Tries again to unmap stuck mappings and releases their memory. Returns the first error.
     pub(crate) fn retry_stuck(&mut self) -> Result<(), CallError> {
         let mut outcome = Ok(());
-        for mapping in std::mem::take(&mut self.space.stuck) {
-            if let Err((mapping, error)) = mapping.unmap(self.proof) {
-                self.space.stuck.push(mapping);
-                outcome = outcome.and(Err(error));
-            }
+        let stuck = std::mem::take(&mut *self.space.target.stuck.lock());
+        for mapping in stuck {
+            // What is dropped is stuck again.
+            let unmapped = mapping.unmap(self.proof).map_err(|(_, error)| error);
+            outcome = outcome.and(unmapped.map(drop));
         }
-        for mut space in std::mem::take(&mut self.space.beside) {
+        let mut at = 0;
+        while let Some(space) = self.space.beside.get_mut(at) {
             // Copies through the addresses of another space are made by the same devices.
-            if let Err(error) = space.proved(self.proof).retry_all() {
-                self.space.beside.push(space);
-                outcome = outcome.and(Err(error));
+            match space.proved(self.proof).retry_all() {
+                Ok(()) => drop(self.space.beside.remove(at)),
+                Err(error) => {
+                    outcome = outcome.and(Err(error));
+                    at += 1;
+                }
             }
         }
         outcome

@@ -145,7 +145,7 @@ impl Space {
             return Err(uncommitted);
         }
         let user = self.users().find(|device| *device == stream.device());
-        Ok(self.reservation.span(user.unwrap_or(self.device())))
+        Ok(self.target.reservation.span(user.unwrap_or(self.device())))
     }
 }
 

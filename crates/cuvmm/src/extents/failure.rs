@@ -22,10 +22,6 @@ impl Failure {
         }
     }
 
-    pub(crate) const fn is_panic(&self) -> bool {
-        matches!(self, Self::Panic(_))
-    }
-
     /// Returns the error, or continues the panic.
     pub(crate) fn into_error(self) -> MemoryError {
         match self {

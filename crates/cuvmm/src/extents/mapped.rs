@@ -2,61 +2,88 @@
 //!
 //! The public [`Mapping`] unmaps when it is dropped. Memory that a region or pool has placed may be
 //! in use by work of the GPU at any time, so its extents are held as [`Mapped`]: an extent that is
-//! dropped without proof that no work can use it stays mapped. Its memory and addresses are then
-//! lost to the process and counted ([`Device::leaked`](crate::Device::leaked)), and its owner
-//! reports the reason.
+//! dropped without proof that no work can use it stays mapped. So does one whose call of the driver
+//! panicked, since it may be mapped. Its space keeps it as [stuck](StuckMappings), counts it, and
+//! tries to unmap it later. At the end of the space, memory and addresses of stuck mappings are lost to
+//! the process and counted ([`Device::leaked`](crate::Device::leaked)).
 //!
-//! Keeps I-25.
+//! Keeps I-25 and I-150.
 //!
 //! `unsafe` is used to take the mapping out of a type whose drop does not drop it.
 #![allow(unsafe_code)]
 
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, PoisonError, Weak};
 
 use super::fence::Unused;
-use crate::error::CallError;
-use crate::own::{Mapping, Physical};
+use crate::error::{CallError, MemoryError};
+use crate::own::{Mapping, Physical, Reservation};
+use crate::sync::{Mutex, MutexGuard};
 
-/// A mapping that stays mapped when it is dropped.
+/// The mappings of a space that are never used again and may be mapped, shared with its targets.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StuckMappings(Arc<Mutex<Vec<Mapped>>>);
+
+impl StuckMappings {
+    /// Locks the list, under which no call of the driver is made.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Mapped>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A mapping that stays mapped when it is dropped, and is stuck in its space then.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     mapping: ManuallyDrop<Mapping>,
+    space: Weak<Mutex<Vec<Self>>>,
 }
 
 impl Mapped {
-    pub(super) const fn new(mapping: Mapping) -> Self {
-        Self {
-            mapping: ManuallyDrop::new(mapping),
+    /// Maps a whole physical at an offset of the space with these stuck mappings (`cuMemMap`).
+    pub(super) fn map(
+        reservation: &Reservation,
+        stuck: &StuckMappings,
+        offset: u64,
+        physical: &Physical,
+    ) -> Result<Self, MemoryError> {
+        let mut mapped = Self {
+            mapping: ManuallyDrop::new(reservation.prepare(offset, physical)?),
+            space: Arc::downgrade(&stuck.0),
+        };
+        match mapped.mapping.map() {
+            Ok(()) => Ok(mapped),
+            Err(error) => {
+                drop(mapped.into_mapping());
+                Err(error)
+            }
         }
     }
 
-    /// Unmaps (`cuMemUnmap`) and returns the physical; on failure, returns the mapping.
-    pub(super) fn unmap(self, _proof: Unused) -> Result<Physical, (Self, CallError)> {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used nor dropped afterwards.
-        let mapping = unsafe { ManuallyDrop::take(&mut this.mapping) };
-        mapping
-            .take_out()
-            .map_err(|(mapping, error)| (Self::new(mapping), error))
-    }
-
-    /// [Unmaps](Self::unmap) a mapping. If the driver panics, `left` gets it, since it may be there.
-    pub(super) fn unmap_or_leave(
-        mut self,
-        proof: Unused,
-        left: &mut Vec<Self>,
-    ) -> Result<Physical, (Self, CallError)> {
-        match catch_unwind(AssertUnwindSafe(|| self.mapping.unmap())) {
-            // Makes no second call.
-            Ok(Ok(())) => self.unmap(proof),
-            Ok(Err(error)) => Err((self, error)),
-            Err(panic) => {
-                left.push(self);
+    /// Unmaps (`cuMemUnmap`) and returns the physical; on failure, returns the mapping. If the driver
+    /// panics, asks it once more before the panic goes on.
+    pub(super) fn unmap(mut self, _proof: Unused) -> Result<Physical, (Self, CallError)> {
+        let mut unmap = || catch_unwind(AssertUnwindSafe(|| self.mapping.unmap()));
+        let first = unmap();
+        let second = first.is_err().then(&mut unmap);
+        match (first, second) {
+            (Ok(Err(error)), _) => Err((self, error)),
+            (Ok(Ok(())), _) => Ok(self.into_mapping().physical().clone()),
+            (Err(panic), second) => {
+                if let Some(Ok(Ok(()))) = second {
+                    drop(self.into_mapping());
+                }
                 resume_unwind(panic)
             }
         }
+    }
+
+    fn into_mapping(self) -> Mapping {
+        let mut this = ManuallyDrop::new(self);
+        drop(mem::take(&mut this.space));
+        // SAFETY: `this` is neither used nor dropped afterwards.
+        unsafe { ManuallyDrop::take(&mut this.mapping) }
     }
 }
 
@@ -71,9 +98,20 @@ impl Deref for Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         let device = self.mapping.physical().device();
-        if device.forked().is_none() {
-            log!(debug, address = ?self.mapping.address(), "an extent stays mapped for good");
-            device.report_leak(self.mapping.size());
+        // In a forked child another thread may have held the lock.
+        if device.forked().is_some() {
+            return;
         }
+        let Some(stuck) = self.space.upgrade().map(StuckMappings) else {
+            log!(debug, address = ?self.mapping.address(), "an extent stays mapped for good");
+            return device.report_leak(self.mapping.size());
+        };
+        // SAFETY: the mapping is not used afterwards, and the drop of this value does not drop it.
+        let mapping = unsafe { ManuallyDrop::take(&mut self.mapping) };
+        let again = Self {
+            mapping: ManuallyDrop::new(mapping),
+            space: mem::take(&mut self.space),
+        };
+        stuck.lock().push(again);
     }
 }

@@ -1,9 +1,7 @@
 //! Placing a physical at an offset: mapped and made accessible, or not mapped at all.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-
 use super::fence::Unused;
-use super::mapped::Mapped;
+use super::mapped::{Mapped, StuckMappings};
 use crate::error::{CallError, MemoryError};
 use crate::own::{Access, AccessGrant, Physical, Place, Reservation};
 use cuvmm_driver::{DeviceAddress, LocationKind, PhysicalHandle};
@@ -99,22 +97,6 @@ impl Placed {
     }
 
     pub(super) fn unmap(self, proof: Unused) -> Result<Unmapped, (Self, CallError)> {
-        self.unmap_by(|mapping| mapping.unmap(proof))
-    }
-
-    /// Unmaps the extent. `left` gets its mapping if the driver panics.
-    pub(super) fn unmap_or_leave(
-        self,
-        proof: Unused,
-        left: &mut Vec<Mapped>,
-    ) -> Result<Unmapped, (Self, CallError)> {
-        self.unmap_by(|mapping| mapping.unmap_or_leave(proof, left))
-    }
-
-    fn unmap_by(
-        self,
-        unmap: impl FnOnce(Mapped) -> Result<Physical, (Mapped, CallError)>,
-    ) -> Result<Unmapped, (Self, CallError)> {
         let Self {
             mapping,
             last_writer,
@@ -122,7 +104,7 @@ impl Placed {
             most,
             host,
         } = self;
-        match unmap(mapping) {
+        match mapping.unmap(proof) {
             Ok(physical) => Ok(Unmapped {
                 physical,
                 last_writer,
@@ -151,29 +133,21 @@ pub(crate) struct PlaceError {
     pub(crate) stuck: u64,
 }
 
-/// A failed placement whose stuck mappings no space has taken over yet.
-pub(crate) struct PlaceFailure {
-    pub(crate) error: MemoryError,
-    pub(crate) physicals: Vec<Unmapped>,
-    pub(crate) stuck: Vec<Mapped>,
-}
-
-impl PlaceFailure {
-    /// Unmaps an extent that was just placed. Tries twice. `left` gets its mapping if the driver panics.
+impl PlaceError {
+    /// Unmaps an extent that was just placed. Tries twice.
     #[cold]
     #[inline(never)]
-    pub(super) fn take_out(&mut self, placed: Placed, left: &mut Vec<Mapped>) {
-        let proof = Unused::never_used();
-        let unmapped = placed.unmap_or_leave(proof, left);
+    pub(super) fn take_out(&mut self, placed: Placed) {
+        let unmapped = placed.unmap(Unused::never_used());
         let unmapped = unmapped.or_else(|(placed, error)| {
             log!(warn, %error, "a roll-back is tried again");
-            placed.unmap_or_leave(proof, left)
+            placed.unmap(Unused::never_used())
         });
         match unmapped {
             Ok(unmapped) => self.physicals.push(unmapped),
             Err((placed, error)) => {
                 log!(error, %error, "a roll-back could not unmap: quarantined");
-                self.stuck.push(placed.mapping);
+                self.stuck += placed.size();
             }
         }
     }
@@ -184,73 +158,65 @@ impl PlaceFailure {
 pub(crate) struct Target {
     pub(super) reservation: Reservation,
     pub(super) access: Vec<AccessGrant>,
+    pub(super) stuck: StuckMappings,
 }
 
 impl Target {
-    /// Maps a physical at an offset that no other operation uses.
-    pub(crate) fn place(&self, offset: u64, unmapped: Unmapped) -> Result<Placed, PlaceFailure> {
-        self.place_or_leave(offset, unmapped, &mut Vec::new())
+    /// Returns another target in the same space.
+    pub(super) fn another(&self) -> Self {
+        Self {
+            reservation: self.reservation.another(),
+            access: self.access.clone(),
+            stuck: self.stuck.clone(),
+        }
     }
 
-    /// [Maps](Self::place) a physical. `left` gets its mapping if the driver panics.
-    pub(crate) fn place_or_leave(
+    /// Maps a physical at an offset that no other operation uses. What a failure or a panic of the
+    /// driver leaves mapped is stuck in the space.
+    pub(crate) fn place(&self, offset: u64, unmapped: Unmapped) -> Result<Placed, PlaceError> {
+        self.place_for(offset, unmapped, Access::ReadWrite)
+    }
+
+    /// [Maps](Self::place) a physical, where no device has more access than `most`.
+    pub(super) fn place_for(
         &self,
         offset: u64,
         unmapped: Unmapped,
-        left: &mut Vec<Mapped>,
-    ) -> Result<Placed, PlaceFailure> {
-        let (reservation, access) = (&self.reservation, &self.access);
-        let most = Access::ReadWrite;
-        place_one(reservation, access, offset, unmapped, most, left)
-    }
-}
-
-/// Maps a physical, and opens the mapping. `left` gets the mapping if the driver panics.
-pub(super) fn place_one(
-    reservation: &Reservation,
-    access: &[AccessGrant],
-    offset: u64,
-    unmapped: Unmapped,
-    most: Access,
-    left: &mut Vec<Mapped>,
-) -> Result<Placed, PlaceFailure> {
-    let size = unmapped.size();
-    let mapping = match reservation.map(offset, &unmapped.physical) {
-        Ok(mapping) => Mapped::new(mapping),
-        Err(error) => {
-            return Err(PlaceFailure {
-                error,
-                physicals: vec![unmapped],
-                stuck: vec![],
-            });
-        }
-    };
-    let opened = match catch_unwind(AssertUnwindSafe(|| mapping.open(access, most))) {
-        Ok(opened) => opened,
-        Err(panic) => {
-            left.push(mapping);
-            resume_unwind(panic)
-        }
-    };
-    let placed = Placed {
-        mapping,
-        last_writer: unmapped.last_writer,
-        fresh: unmapped.fresh,
-        most,
-        host: false,
-    };
-    // The mapping holds the physical. A second holder would prevent taking it out again.
-    drop(unmapped);
-    match opened {
-        Ok(()) => Ok(placed),
-        Err(error) => {
-            let mut failed = PlaceFailure {
-                error: access_failed(offset, size, error),
-                physicals: vec![],
-                stuck: vec![],
-            };
-            failed.take_out(placed, left);
-            Err(failed)
+        most: Access,
+    ) -> Result<Placed, PlaceError> {
+        let size = unmapped.size();
+        let mapping = match Mapped::map(&self.reservation, &self.stuck, offset, &unmapped.physical)
+        {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                return Err(PlaceError {
+                    error,
+                    physicals: vec![unmapped],
+                    stuck: 0,
+                });
+            }
+        };
+        let opened = mapping.open(&self.access, most);
+        let placed = Placed {
+            mapping,
+            last_writer: unmapped.last_writer,
+            fresh: unmapped.fresh,
+            most,
+            host: false,
+        };
+        // The mapping holds the physical. A second holder would prevent taking it out again.
+        drop(unmapped);
+        match opened {
+            Ok(()) => Ok(placed),
+            Err(error) => {
+                let mut failed = PlaceError {
+                    error: access_failed(offset, size, error),
+                    physicals: vec![],
+                    stuck: 0,
+                };
+                failed.take_out(placed);
+                Err(failed)
+            }
         }
     }
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use cuvmm_driver::{DeviceAddress, Location, PhysicalHandle};
 
-use super::mapped::Mapped;
-use super::place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped, place_one};
+use super::mapped::{Mapped, StuckMappings};
+use super::place::{LastWriter, PlaceError, Placed, Target, Unmapped};
 use crate::device::Device;
 use crate::error::MemoryError;
 use crate::own::{Access, AccessGrant, ExportMark, Physical, Place, Reservation};
@@ -72,12 +72,11 @@ pub(crate) struct SpaceCounts {
 /// A reservation whose extents all have the same grants.
 #[derive(Debug)]
 pub(crate) struct Space {
-    pub(super) reservation: Reservation,
-    pub(super) access: Vec<AccessGrant>,
+    /// The reservation, the grants, and the stuck mappings, which failed roll-backs and panics of the
+    /// driver leave. They are never used again, and unmapped at the end of the space.
+    pub(super) target: Target,
     pub(super) extents: BTreeMap<u64, Placed>,
     bytes: u64,
-    /// Mappings left by a failed roll-back: never used again, unmapped at the end of the space.
-    pub(super) stuck: Vec<Mapped>,
     /// Reservations to copy through that still have mappings after a failed roll-back.
     pub(super) beside: Vec<Self>,
 }
@@ -100,71 +99,69 @@ impl Space {
     }
 
     fn over(reservation: Reservation) -> Self {
-        Self {
+        Self::of(Target {
             access: vec![AccessGrant::new(reservation.device(), Access::ReadWrite)],
             reservation,
+            stuck: StuckMappings::default(),
+        })
+    }
+
+    const fn of(target: Target) -> Self {
+        Self {
+            target,
             extents: BTreeMap::new(),
             bytes: 0,
-            stuck: Vec::new(),
             beside: Vec::new(),
         }
     }
 
     pub(crate) fn open_to(mut self, guests: impl IntoIterator<Item = AccessGrant>) -> Self {
-        self.access.extend(guests);
+        self.target.access.extend(guests);
         self
     }
 
     /// Gives the devices that have access to another space the same access to this one, which is
     /// empty.
     pub(crate) fn open_like(mut self, other: &Self) -> Self {
-        self.access.clone_from(&other.access);
+        self.target.access.clone_from(&other.target.access);
         self
     }
 
-    /// Takes all stuck mappings over into another space at the same addresses, at the end of this
-    /// one. The addresses are freed when both spaces are dropped.
+    /// Returns another space at the same addresses, with all stuck mappings, at the end of this one.
+    /// The addresses are freed when both spaces are dropped.
     pub(crate) fn hand_on(&mut self) -> Self {
-        let mut heir = Self::over(self.reservation.another()).open_like(self);
-        heir.stuck = std::mem::take(&mut self.stuck);
+        let mut heir = Self::of(self.target());
         heir.beside = std::mem::take(&mut self.beside);
         heir
     }
 
     pub(crate) fn device(&self) -> &Device {
-        self.reservation.device()
+        self.target.reservation.device()
     }
 
     /// The devices that have access: the space's own first, then the guests.
     pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
-        self.access.iter().filter_map(AccessGrant::named)
+        self.target.access.iter().filter_map(AccessGrant::named)
     }
 
     pub(crate) fn address(&self) -> DeviceAddress {
-        self.reservation.address()
+        self.target.reservation.address()
     }
 
     pub(crate) fn size(&self) -> u64 {
-        self.reservation.size()
+        self.target.reservation.size()
     }
 
     /// The bytes of addresses, guards included.
     pub(crate) fn addresses(&self) -> u64 {
-        self.reservation.addresses()
+        self.target.reservation.addresses()
     }
 
     /// Frees the addresses, and drops the extents. Returns the bytes of addresses that the driver
     /// has freed: 0 while other spaces of the same row are in use.
     pub(crate) fn give_back(self) -> u64 {
-        let Self {
-            reservation,
-            extents,
-            stuck,
-            beside,
-            ..
-        } = self;
-        drop((extents, stuck, beside));
-        reservation.give_back()
+        drop((self.extents, self.target.stuck, self.beside));
+        self.target.reservation.give_back()
     }
 
     /// Bytes of extents, without stuck mappings.
@@ -177,14 +174,14 @@ impl Space {
     }
 
     pub(crate) fn stuck_bytes(&self) -> u64 {
-        let here: u64 = self.stuck.iter().map(|stuck| stuck.size()).sum();
+        let here = self.stuck_in(0, self.size());
         let all = |space: &Self| space.bytes + space.stuck_bytes();
         here + self.beside.iter().map(all).sum::<u64>()
     }
 
     pub(crate) fn stuck_count(&self) -> u64 {
         let all = |space: &Self| space.extents.len() as u64 + space.stuck_count();
-        self.stuck.len() as u64 + self.beside.iter().map(all).sum::<u64>()
+        self.target.stuck.lock().len() as u64 + self.beside.iter().map(all).sum::<u64>()
     }
 
     pub(crate) fn footing(&self) -> SpaceCounts {
@@ -200,8 +197,9 @@ impl Space {
     pub(crate) fn stuck_in(&self, start: u64, end: u64) -> u64 {
         let meets =
             |mapping: &&Mapped| mapping.offset() < end && start < mapping.offset() + mapping.size();
-        let stuck = self.stuck.iter().filter(meets);
-        stuck.map(|mapping| mapping.size()).sum()
+        let stuck = self.target.stuck.lock();
+        let here = stuck.iter().filter(meets);
+        here.map(|mapping| mapping.size()).sum()
     }
 
     pub(crate) fn extents(&self) -> impl DoubleEndedIterator<Item = Extent> + '_ {
@@ -270,10 +268,7 @@ impl Space {
 
     /// A target for another thread to place physicals in; [`Self::adopt`] takes them in.
     pub(crate) fn target(&self) -> Target {
-        Target {
-            reservation: self.reservation.another(),
-            access: self.access.clone(),
-        }
+        self.target.another()
     }
 
     pub(crate) fn place(
@@ -285,7 +280,7 @@ impl Space {
     }
 
     /// Maps adjacent physicals from `offset` on, where no device has more access than `most`: all
-    /// of them or none.
+    /// of them or none. What a panic of the driver leaves mapped is stuck.
     pub(crate) fn place_for(
         &mut self,
         offset: u64,
@@ -297,24 +292,14 @@ impl Space {
         let mut at = offset;
         while let Some(unmapped) = physicals.next() {
             let size = unmapped.size();
-            let (reservation, access, left) = (&self.reservation, &self.access, &mut Vec::new());
-            match place_one(reservation, access, at, unmapped, most, left) {
+            match self.target.place_for(at, unmapped, most) {
                 Ok(mapped) => placed.push(mapped),
                 Err(mut failed) => {
                     for earlier in placed.into_iter().rev() {
-                        failed.take_out(earlier, left);
+                        failed.take_out(earlier);
                     }
-                    let PlaceFailure {
-                        error,
-                        physicals: mut back,
-                        stuck,
-                    } = failed;
-                    back.extend(physicals);
-                    return Err(PlaceError {
-                        error,
-                        physicals: back,
-                        stuck: self.keep_stuck(stuck),
-                    });
+                    failed.physicals.extend(physicals);
+                    return Err(failed);
                 }
             }
             at += size;
@@ -344,13 +329,6 @@ impl Space {
     pub(crate) fn adopt(&mut self, placed: Placed) {
         self.bytes += placed.mapping.size();
         self.extents.insert(placed.mapping.offset(), placed);
-    }
-
-    /// Keeps mappings that could not be undone; returns their bytes.
-    pub(crate) fn keep_stuck(&mut self, stuck: Vec<Mapped>) -> u64 {
-        let bytes = stuck.iter().map(|mapping| mapping.size()).sum();
-        self.stuck.extend(stuck);
-        bytes
     }
 
     /// Removes an extent that is about to be unmapped or moved.
@@ -425,8 +403,8 @@ impl Space {
 
     /// Leaves an extent that could not be unmapped mapped for good.
     pub(crate) fn quarantine(&mut self, offset: u64) {
-        let placed = self.remove(offset);
-        self.stuck.extend(placed.map(|placed| placed.mapping));
+        // What is dropped is stuck.
+        drop(self.remove(offset));
     }
 
     /// The written parts of a range, as offset, size and last writer.

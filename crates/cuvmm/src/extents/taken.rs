@@ -11,7 +11,7 @@ use cuvmm_driver::PhysicalHandle;
 
 use super::completed::Completed;
 use super::fence::{Fence, Unused};
-use super::place::{LastWriter, Placed, Unmapped};
+use super::place::{LastWriter, PlaceError, Placed, Unmapped};
 use super::space::Space;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
@@ -128,7 +128,7 @@ impl NotPutBack {
 
 impl Completed<'_> {
     /// [Takes extents out](Self::take_out), and catches a panic of the driver. `taken` then has the
-    /// extent too at which the driver panicked: it may be mapped still, and its memory is not lost.
+    /// extent too at which the driver panicked, which is stuck in the space.
     pub(crate) fn try_take_out(
         &mut self,
         offsets: impl IntoIterator<Item = u64>,
@@ -213,7 +213,19 @@ impl Space {
         } in taken.0.into_iter().rev()
         {
             let (handle, size) = (unmapped.physical.as_raw(), unmapped.size());
-            let Err(failed) = self.place_back(offset, vec![unmapped], most) else {
+            let placed = match self.stuck_in(offset, offset + size) {
+                0 => self.place_back(offset, vec![unmapped], most),
+                // The driver panicked when it was unmapped.
+                bytes => Err(PlaceError {
+                    error: MemoryError::Quarantined {
+                        range: offset..offset + size,
+                        bytes,
+                    },
+                    physicals: vec![],
+                    stuck: bytes,
+                }),
+            };
+            let Err(failed) = placed else {
                 continue;
             };
             first = first.or(Some((failed.error, offset)));

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::failure::Failure;
 use super::fence::Unused;
-use super::place::{PlaceFailure, Placed, Unmapped, place_one};
+use super::place::{Placed, Unmapped};
 use super::space::Space;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
@@ -30,8 +30,6 @@ pub(crate) struct Zeros {
     by_size: BTreeMap<u64, Physical>,
     aliases: BTreeMap<u64, Placed>,
     backed: u64,
-    /// The mappings that panics of the driver may have left.
-    lost: u64,
 }
 
 impl Zeros {
@@ -41,7 +39,6 @@ impl Zeros {
             by_size: BTreeMap::new(),
             aliases: BTreeMap::new(),
             backed: 0,
-            lost: 0,
         }
     }
 
@@ -49,9 +46,8 @@ impl Zeros {
         Self::new(self.extent)
     }
 
-    /// Returns the number of mappings, with those that panics of the driver may have left.
     pub(crate) fn count(&self) -> u64 {
-        self.aliases.len() as u64 + self.lost
+        self.aliases.len() as u64
     }
 
     /// Bytes of addresses that read as zero.
@@ -113,17 +109,12 @@ impl Zeros {
     }
 
     /// Backs holes with zeros: all of them or none.
-    pub(crate) fn put(
-        &mut self,
-        space: &mut Space,
-        holes: &[Range<u64>],
-    ) -> Result<(), MemoryError> {
+    pub(crate) fn put(&mut self, space: &Space, holes: &[Range<u64>]) -> Result<(), MemoryError> {
         let mut put = vec![];
         for hole in holes {
             if let Err(failure) = Failure::of(|| self.back(space, hole, &mut put)) {
-                self.lost += u64::from(failure.is_panic());
                 for offset in put {
-                    self.unmap(space, offset);
+                    self.unmap(offset);
                 }
                 return Err(failure.into_error());
             }
@@ -133,7 +124,7 @@ impl Zeros {
 
     fn back(
         &mut self,
-        space: &mut Space,
+        space: &Space,
         hole: &Range<u64>,
         put: &mut Vec<u64>,
     ) -> Result<(), MemoryError> {
@@ -149,19 +140,9 @@ impl Zeros {
                 }
             };
             let alias = Unmapped::fresh(physical);
-            let (reservation, access) = (&space.reservation, &space.access);
-            // A mapping that a panic leaves counts as lost.
-            let left = &mut Vec::new();
-            match place_one(reservation, access, at, alias, Access::Read, left) {
-                Ok(placed) => {
-                    self.adopt(at, placed);
-                    put.push(at);
-                }
-                Err(PlaceFailure { error, stuck, .. }) => {
-                    space.keep_stuck(stuck);
-                    return Err(error);
-                }
-            }
+            let placed = space.target.place_for(at, alias, Access::Read);
+            self.adopt(at, placed.map_err(|failed| failed.error)?);
+            put.push(at);
             at += size;
         }
         Ok(())
@@ -171,7 +152,7 @@ impl Zeros {
     /// of the driver is undone as a refusal is.
     pub(crate) fn take(
         &mut self,
-        space: &mut Space,
+        space: &Space,
         range: &Range<u64>,
         proof: Unused,
     ) -> Result<Vec<Range<u64>>, MemoryError> {
@@ -191,7 +172,6 @@ impl Zeros {
                     MemoryError::range(alias.start, alias.end - alias.start, cause).into()
                 }
                 Err(panic) => {
-                    self.lost += 1;
                     gone.push(alias.clone());
                     panic
                 }
@@ -204,7 +184,7 @@ impl Zeros {
 
     /// Backs holes again after a failed operation that had unmapped their zeros. If this fails too,
     /// a hole has lost its zeros; no data is lost.
-    pub(crate) fn restore(&mut self, space: &mut Space, holes: &[Range<u64>]) {
+    pub(crate) fn restore(&mut self, space: &Space, holes: &[Range<u64>]) {
         for hole in holes {
             if let Err(error) = self.put(space, std::slice::from_ref(hole)) {
                 log!(error, %error, start = hole.start, "a hole has lost its zeros");
@@ -212,12 +192,11 @@ impl Zeros {
         }
     }
 
-    fn unmap(&mut self, space: &mut Space, offset: u64) {
+    fn unmap(&mut self, offset: u64) {
         if let Some(placed) = self.remove(offset)
-            && let Err((placed, error)) = placed.unmap(Unused::never_used())
+            && let Err((_, error)) = placed.unmap(Unused::never_used())
         {
             log!(error, %error, offset, "a roll-back could not unmap: quarantined");
-            space.keep_stuck(vec![placed.mapping]);
         }
     }
 

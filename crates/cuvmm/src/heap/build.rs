@@ -15,7 +15,7 @@ use super::request::Request;
 use super::stitch::{Head, Plan};
 use super::tag::{StreamId, Tag};
 use crate::error::{BlockError, CallError, MemoryError};
-use crate::extents::{LastWriter, Placed, Unmapped};
+use crate::extents::{Fence, LastWriter, Placed, Unmapped};
 use crate::own::{CopyFailed, Physical, Stream};
 use crate::pool::{Given, HolderId, Lending, Tenant};
 
@@ -312,20 +312,16 @@ impl Core {
             match part.place(at, unmapped) {
                 Ok(one) => placed.push((at, one)),
                 Err(failed) => {
-                    let error = failed.error.clone();
+                    // What is dropped is stuck.
                     let mut left = Vec::new();
                     for (at, one) in placed {
-                        if let Err((one, error)) = unmap(one) {
+                        if let Err((one, error)) = unmap(one, &Fence::complete()) {
                             log!(error, %error, "a roll-back could not unmap: quarantined");
                             left.push((at, one.size()));
-                            self.lock().spaces.keep_stuck(at, one);
                         }
                     }
-                    if !failed.stuck.is_empty() {
-                        left.push((at, piece.size));
-                        self.lock().spaces.keep_failed(at, failed);
-                    }
-                    return Err((error, left));
+                    left.extend((failed.stuck > 0).then_some((at, piece.size)));
+                    return Err((failed.error, left));
                 }
             }
             at += piece.size;
@@ -416,13 +412,13 @@ impl Core {
         for piece in &pieces {
             let placed = self.lock().spaces.remove(at);
             let unmapped = placed.map(|placed| match failed.ended {
-                true => unmap(placed),
+                true => unmap(placed, &Fence::complete()),
                 false => Err((placed, CallError::InUse)),
             });
-            if let Some(Err((placed, error))) = unmapped {
+            // What is dropped is stuck.
+            if let Some(Err((_, error))) = unmapped {
                 log!(error, %error, "a roll-back could not unmap: quarantined");
                 stuck.push(at..at + piece.size);
-                self.lock().spaces.keep_stuck(at, placed);
             }
             at += piece.size;
         }

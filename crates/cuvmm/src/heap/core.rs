@@ -428,7 +428,7 @@ impl Core {
         for (id, at, placed) in taken {
             let size = placed.size();
             // Without its handle, since the pool may take the extent once the lock is released.
-            let outcome = unmap(placed).map(drop);
+            let outcome = unmap(placed, &Fence::complete()).map(drop);
             let mut state = self.lock();
             state.large.leave(id, false);
             match outcome {
@@ -436,9 +436,9 @@ impl Core {
                     unmapped += 1;
                     state.gaps.give(at, size);
                 }
-                Err((placed, error)) => {
+                // What is dropped is stuck.
+                Err((_, error)) => {
                     log!(error, %error, "a mapping could not be unmapped: quarantined");
-                    state.spaces.keep_stuck(at, placed);
                 }
             }
         }
@@ -446,11 +446,10 @@ impl Core {
     }
 }
 
-/// Unmaps an unused mapping. Asks the driver twice.
-pub(super) fn unmap(placed: Placed) -> Result<Unmapped, (Placed, CallError)> {
-    let complete = Fence::complete();
-    placed.unmap_after(&complete).or_else(|(placed, error)| {
+/// Unmaps a mapping that only some work may use. Asks the driver twice.
+pub(super) fn unmap(placed: Placed, work: &Fence) -> Result<Unmapped, (Placed, CallError)> {
+    placed.unmap_after(work).or_else(|(placed, error)| {
         log!(warn, %error, "a mapping is unmapped again");
-        placed.unmap_after(&complete)
+        placed.unmap_after(work)
     })
 }

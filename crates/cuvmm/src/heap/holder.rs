@@ -11,7 +11,7 @@ use super::core::{Core, PINNED, REPORTS, unmap};
 use super::extents::ExtentId;
 use super::tag::{Tag, Tagged};
 use crate::error::CallError;
-use crate::extents::{LastWriter, Space, Unmapped};
+use crate::extents::{Fence, LastWriter, Space, Unmapped};
 use crate::pool::{Given, Holder, HolderFigures, HolderId, Tenant};
 
 impl Holder for Core {
@@ -171,7 +171,7 @@ impl Core {
                 continue;
             };
             let size = placed.size();
-            let outcome = unmap(placed);
+            let outcome = unmap(placed, &Fence::complete());
             let mut state = self.lock();
             match outcome {
                 Ok(_) => {

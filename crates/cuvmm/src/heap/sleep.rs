@@ -22,11 +22,11 @@ use std::time::Instant;
 use cuvmm_driver::DeviceAddress;
 
 use super::allocation::Shared;
-use super::core::{Core, Locked, PINNED, REPORTS, STILL, State};
+use super::core::{Core, Locked, PINNED, REPORTS, STILL, State, unmap};
 use super::extents::{Extent, ExtentId};
 use super::rest::{Contents, Rest};
-use crate::error::{CallError, MemoryError, SleepError};
-use crate::extents::{Fence, LastWriter, Mapped, Placed, Poll, Unmapped};
+use crate::error::{MemoryError, SleepError};
+use crate::extents::{Fence, LastWriter, Poll, Unmapped};
 use crate::own::{Span, Stream};
 use crate::pool::{Attempts, Given, GivenUp, HolderToSleep, Marked, MovingHolder, Tenant};
 use crate::store::Saved;
@@ -37,29 +37,6 @@ struct MovingHeap {
     until: Option<Instant>,
     /// The extents with contents, and the addresses of one mapping of each.
     parts: Vec<(ExtentId, Range<u64>)>,
-}
-
-/// The mappings that a panic of the driver leaves at an address. The drop keeps them there for good.
-pub(super) struct Left<'a> {
-    core: &'a Core,
-    at: u64,
-    pub(super) mappings: Vec<Mapped>,
-}
-
-impl<'a> Left<'a> {
-    pub(super) const fn of(core: &'a Core, at: u64) -> Self {
-        let mappings = Vec::new();
-        Self { core, at, mappings }
-    }
-}
-
-impl Drop for Left<'_> {
-    fn drop(&mut self) {
-        let mappings = std::mem::take(&mut self.mappings);
-        if !mappings.is_empty() {
-            self.core.lock().spaces.keep_left(self.at, mappings);
-        }
-    }
 }
 
 pub(super) fn busy(state: &State) -> SleepError {
@@ -162,21 +139,12 @@ impl Core {
             let Some(placed) = self.lock().spaces.remove(at) else {
                 continue;
             };
-            if let Err((placed, error)) = self.unmap_at(at, placed, &Fence::complete()) {
+            if let Err((placed, error)) = unmap(placed, &Fence::complete()) {
                 self.lock().spaces.adopt(placed);
                 return Err(error.into());
             }
         }
         Ok(())
-    }
-
-    /// Unmaps a mapping that was at an address, which only some work may use. Asks the driver twice.
-    fn unmap_at(&self, at: u64, placed: Placed, work: &Fence) -> Result<(), (Placed, CallError)> {
-        let mut left = Left::of(self, at);
-        let unmapped = placed.unmap_after_or_leave(work, &mut left.mappings);
-        let unmapped =
-            unmapped.or_else(|(placed, _)| placed.unmap_after_or_leave(work, &mut left.mappings));
-        unmapped.map(drop)
     }
 
     /// Maps the physicals again at all their addresses. Asks the driver twice.
@@ -194,32 +162,26 @@ impl Core {
             let Some((part, physical)) = part.zip(physical) else {
                 continue;
             };
-            let mut left = Left::of(self, at);
-            let mut place = || {
-                let unmapped = Unmapped {
-                    physical: physical.clone(),
-                    last_writer: None,
-                    fresh: false,
-                };
-                physical.with_copy(|| part.place_or_leave(at, unmapped, &mut left.mappings))
+            let place = || {
+                part.place(
+                    at,
+                    Unmapped {
+                        physical: physical.clone(),
+                        last_writer: None,
+                        fresh: false,
+                    },
+                )
             };
-            let placed = place().or_else(|failed| match failed.stuck.is_empty() {
-                true => {
+            let placed = place().or_else(|failed| match failed.stuck {
+                0 => {
                     log!(warn, error = %failed.error, "a roll-back is tried again");
                     drop(failed);
                     place()
                 }
-                false => Err(failed),
+                _ => Err(failed),
             });
-            let mut state = self.lock();
-            match placed {
-                Ok(placed) => state.spaces.adopt(placed),
-                Err(failed) => {
-                    let error = failed.error.clone();
-                    state.spaces.keep_failed(at, failed);
-                    return Err(error);
-                }
-            }
+            let placed = placed.map_err(|failed| failed.error)?;
+            self.lock().spaces.adopt(placed);
         }
         Ok(())
     }
@@ -237,9 +199,9 @@ impl Core {
             let Some(placed) = self.lock().spaces.remove(at) else {
                 continue;
             };
-            if let Err((placed, error)) = self.unmap_at(at, placed, &work) {
+            // What is dropped is stuck.
+            if let Err((_, error)) = unmap(placed, &work) {
                 log!(error, %error, "a roll-back could not unmap: quarantined");
-                self.lock().spaces.keep_stuck(at, placed);
             }
         }
     }
@@ -249,9 +211,8 @@ impl State {
     /// Leaves all that is mapped mapped for good, after a panic of the driver.
     pub(super) fn keep_mapped(&mut self) {
         for (_, at) in self.large.all_mappings() {
-            if let Some(placed) = self.spaces.remove(at) {
-                self.spaces.keep_stuck(at, placed);
-            }
+            // What is dropped is stuck.
+            drop(self.spaces.remove(at));
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
-use crate::extents::{Mapped, PlaceFailure, Placed, Space, Target, Unmapped};
+use crate::extents::{PlaceError, Placed, Space, Target, Unmapped};
 use crate::own::Stream;
 
 #[derive(Debug, Default)]
@@ -17,18 +17,8 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// [Maps](Self::place) a physical. `left` gets its mapping if the driver panics.
-    pub(super) fn place_or_leave(
-        &self,
-        at: u64,
-        unmapped: Unmapped,
-        left: &mut Vec<Mapped>,
-    ) -> Result<Placed, PlaceFailure> {
-        self.target.place_or_leave(at - self.base, unmapped, left)
-    }
-
     /// Maps a physical at an address that no other operation uses.
-    pub(super) fn place(&self, at: u64, unmapped: Unmapped) -> Result<Placed, PlaceFailure> {
+    pub(super) fn place(&self, at: u64, unmapped: Unmapped) -> Result<Placed, PlaceError> {
         self.target.place(at - self.base, unmapped)
     }
 }
@@ -93,25 +83,6 @@ impl Spaces {
     pub(super) fn users(&self) -> Vec<Device> {
         let first = self.0.values().next();
         first.map_or_else(Vec::new, |space| space.users().cloned().collect())
-    }
-
-    pub(super) fn keep_stuck(&mut self, at: u64, placed: Placed) {
-        if let Some((offset, space)) = self.at_mut(at) {
-            space.adopt(placed);
-            space.quarantine(offset);
-        }
-    }
-
-    /// Keeps the mappings of a failed placement that could not be undone.
-    pub(super) fn keep_failed(&mut self, at: u64, failed: PlaceFailure) {
-        self.keep_left(at, failed.stuck);
-    }
-
-    /// Keeps mappings at an address for good.
-    pub(super) fn keep_left(&mut self, at: u64, left: Vec<Mapped>) {
-        if let Some((_, space)) = self.at_mut(at) {
-            space.keep_stuck(left);
-        }
     }
 
     /// Zeroes `size` mapped bytes at an address (`cuMemsetD8Async`).

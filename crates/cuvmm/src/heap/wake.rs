@@ -15,7 +15,7 @@ use super::allocation::Shared;
 use super::core::State;
 use super::extents::ExtentId;
 use super::rest::{Contents, Rest};
-use super::sleep::{self, Left, busy};
+use super::sleep::{self, busy};
 use crate::error::{BlockError, MemoryError, SleepError};
 use crate::extents::{LastWriter, Unmapped, wait_for};
 use crate::own::{Span, Stream};
@@ -165,19 +165,9 @@ impl WakingHolder for WakingHeap {
                 last_writer: lent.last_writer,
                 fresh: false,
             };
-            let mut left = Left::of(core, at);
-            let place = || part.place_or_leave(at, unmapped, &mut left.mappings);
-            let placed = lent.physical.with_copy(place);
-            let mut state = core.lock();
-            match placed {
-                Ok(placed) => state.spaces.adopt(placed),
-                Err(failed) => {
-                    let error = failed.error.clone();
-                    state.spaces.keep_failed(at, failed);
-                    drop(state);
-                    return Err(self.shared.tenant.not_placed(error));
-                }
-            }
+            let placed = part.place(at, unmapped);
+            let placed = placed.map_err(|failed| self.shared.tenant.not_placed(failed.error))?;
+            core.lock().spaces.adopt(placed);
         }
         Ok(())
     }

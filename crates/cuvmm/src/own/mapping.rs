@@ -33,6 +33,7 @@ pub struct Mapping {
     /// Dropped only after unmapping: a mapping that could not be unmapped keeps addresses and
     /// memory.
     placed: ManuallyDrop<Placed>,
+    /// Set unless the driver has answered that it is not mapped.
     mapped: bool,
 }
 
@@ -45,7 +46,21 @@ struct Placed {
 }
 
 impl Mapping {
+    /// Maps a physical. A panic of the driver, which may have mapped it, leaves the mapping behind.
     pub(super) fn place(
+        reserved: &Arc<Reserved>,
+        part: Part,
+        offset: u64,
+        physical: &Physical,
+    ) -> Result<Self, MemoryError> {
+        let mut mapping = ManuallyDrop::new(Self::prepare(reserved, part, offset, physical)?);
+        let mapped = mapping.map();
+        let mapping = ManuallyDrop::into_inner(mapping);
+        mapped.map(|()| mapping)
+    }
+
+    /// Occupies addresses for a physical, which is to be [mapped](Self::map) next.
+    pub(super) fn prepare(
         reserved: &Arc<Reserved>,
         part: Part,
         offset: u64,
@@ -64,26 +79,31 @@ impl Mapping {
             handle,
         };
         let address = reserved.insert_range(part, offset, taken)?;
-        // A panic of the driver, which may have mapped it, leaves this behind.
-        let placed = ManuallyDrop::new(Placed {
+        let placed = Placed {
             reserved: Arc::clone(reserved),
             physical: physical.clone(),
             address,
             offset,
-        });
-        // SAFETY: the range is within one reservation owned here, at a place just occupied for it,
-        // and the handle is alive: `physical` owns it.
-        let mapped = device.call(Call::MemMap, |driver, _| unsafe {
+        };
+        Ok(Self {
+            placed: ManuallyDrop::new(placed),
+            mapped: true,
+        })
+    }
+
+    /// Maps the physical of a prepared mapping, once. After a refusal nothing is mapped.
+    pub(crate) fn map(&mut self) -> Result<(), MemoryError> {
+        let (address, offset, size) = (self.address(), self.offset(), self.size());
+        let handle = self.physical().as_raw();
+        // SAFETY: the range is within one reservation owned here, at a place that was occupied for
+        // this mapping, and the handle is alive: the mapping's physical owns it.
+        let mapped = self.device().call(Call::MemMap, |driver, _| unsafe {
             driver.map(address, size, 0, handle, 0)
         });
-        if let Err(cause) = mapped {
-            drop(ManuallyDrop::into_inner(placed));
-            reserved.remove_range(address);
-            return Err(MemoryError::range(offset, size, cause));
-        }
-        Ok(Self {
-            placed,
-            mapped: true,
+        mapped.map_err(|cause| {
+            self.mapped = false;
+            self.placed.reserved.remove_range(address);
+            MemoryError::range(offset, size, cause)
         })
     }
 
@@ -222,18 +242,13 @@ impl Mapping {
     /// [`CloseError`] with the mapping in it, still mapped.
     #[doc(alias("unmap", "unmap_memory"))]
     #[doc(alias = "cuMemUnmap")]
-    pub fn close(self) -> Result<Physical, CloseError<Self>> {
-        self.take_out().map_err(|(owner, cause)| CloseError {
-            owner,
-            reason: CloseRefusal::Call(cause),
-        })
-    }
-
-    /// Unmaps and returns the physical; on failure, returns the mapping with the driver's error.
-    pub(crate) fn take_out(mut self) -> Result<Physical, (Self, CallError)> {
+    pub fn close(mut self) -> Result<Physical, CloseError<Self>> {
         match self.unmap() {
             Ok(()) => Ok(self.physical().clone()),
-            Err(cause) => Err((self, cause)),
+            Err(cause) => Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::Call(cause),
+            }),
         }
     }
 

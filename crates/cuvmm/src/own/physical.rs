@@ -4,7 +4,6 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -262,15 +261,6 @@ impl Physical {
         } else {
             Place::Device(self.shared.device.clone())
         }
-    }
-
-    /// Makes driver calls for the physical, which may be mapped by them. If the driver panics, a clone
-    /// is left behind, so that the memory is not taken for unmapped.
-    pub(crate) fn with_copy<T>(&self, calls: impl FnOnce() -> T) -> T {
-        let copy = ManuallyDrop::new(self.clone());
-        let outcome = calls();
-        drop(ManuallyDrop::into_inner(copy));
-        outcome
     }
 
     /// Returns `true` if there is another clone or mapping.

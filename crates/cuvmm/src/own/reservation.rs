@@ -228,6 +228,11 @@ impl Reservation {
         Mapping::place(&self.shared, self.part, offset, physical)
     }
 
+    /// Occupies an offset for a whole physical, which [`Mapping::map`] maps next.
+    pub(crate) fn prepare(&self, offset: u64, physical: &Physical) -> Result<Mapping, MemoryError> {
+        Mapping::prepare(&self.shared, self.part, offset, physical)
+    }
+
     /// Returns another owner of the range, for another thread to map in.
     pub(crate) fn another(&self) -> Self {
         Self {

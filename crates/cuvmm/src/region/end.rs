@@ -86,7 +86,7 @@ impl Region {
         let purged = family.purge_all().map(drop);
         let stuck = self.space.stuck_count();
         let retried = self.space.proved(proof).retry_stuck();
-        family.give_back(Vec::new(), stuck - self.space.stuck_count());
+        family.give_back(Vec::new(), stuck.saturating_sub(self.space.stuck_count()));
         let all = self.addresses(&(0..self.size()));
         let left = match family.shared.withdrawn_in(&all).is_empty() {
             true => Ok(()),

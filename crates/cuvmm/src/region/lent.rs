@@ -146,8 +146,9 @@ impl Placing<'_> {
         let left = space.count() + space.stuck_count() + unclean.len() as u64;
         let unclean = unclean.into_iter();
         self.family.shared.withdraw(unclean, Use::Unclean);
-        self.family
-            .give_back(std::mem::take(&mut self.back), charged - left);
+        // A mapping is more than there were if the driver panicked meanwhile when the pool unmapped it.
+        let gone = charged.saturating_sub(left);
+        self.family.give_back(std::mem::take(&mut self.back), gone);
     }
 }
 

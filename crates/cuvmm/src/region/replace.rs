@@ -22,7 +22,7 @@ struct Replacing<'a> {
     /// The memory in them, by its offsets.
     before: BTreeMap<u64, PhysicalHandle>,
     /// The physicals that the tenant's pool has lent, each with its number of mappings.
-    lent: BTreeMap<PhysicalHandle, (Physical, u64)>,
+    lent: BTreeMap<PhysicalHandle, (Physical, usize)>,
     /// The mappings that the tenant is charged for, those of new memory included.
     charged: u64,
     is_settled: bool,
@@ -51,7 +51,7 @@ impl<'a> Replacing<'a> {
         let places = region.replaced_by(&ranges);
         let here = region.parts_in(&places);
         let before = here.map(|(at, physical)| (at, physical.as_raw())).collect();
-        let mut lent: BTreeMap<PhysicalHandle, (Physical, u64)> = BTreeMap::new();
+        let mut lent: BTreeMap<PhysicalHandle, (Physical, usize)> = BTreeMap::new();
         if region.supply.family().is_some() {
             let old = region.parts_in(&places).map(|(_, physical)| physical);
             let new = new.created().map(|unmapped| &unmapped.physical);
@@ -94,7 +94,7 @@ impl<'a> Replacing<'a> {
         let unmapped = failed.physicals.iter().map(|it| it.physical.as_raw());
         let known: Vec<PhysicalHandle> = unmapped.chain(rest).collect();
         let mut back = failed.physicals;
-        back.extend(self.not_in(known, failed.failure.is_panic()));
+        back.extend(self.not_in(known));
         let ranges = failed.lost.map(|lost| {
             log!(error, error = %lost.error, offset = lost.offset, "extents are lost");
             // Of an extent that could not be put back, new memory may have replaced a part.
@@ -126,9 +126,8 @@ impl<'a> Replacing<'a> {
     }
 
     /// Returns the lent physicals that are neither in place nor known, once for each mapping. The
-    /// tenant's pool gets them, and quarantines those that are mapped until that ends, and after a
-    /// panic of the driver all, since they may be mapped.
-    fn not_in(&mut self, known: Vec<PhysicalHandle>, panicked: bool) -> Vec<Unmapped> {
+    /// tenant's pool gets them, and quarantines those that are stuck in a mapping until that ends.
+    fn not_in(&mut self, known: Vec<PhysicalHandle>) -> Vec<Unmapped> {
         let here = self.region.parts_in(&self.places);
         let here = here.map(|(_, physical)| physical.as_raw());
         for handle in here.chain(known) {
@@ -136,14 +135,9 @@ impl<'a> Replacing<'a> {
                 *count = count.saturating_sub(1);
             }
         }
-        let mut found = vec![];
-        for (physical, count) in std::mem::take(&mut self.lent).into_values() {
-            found.extend((0..count).map(|_| Unmapped::fresh(physical.clone())));
-            if count > 0 && panicked {
-                std::mem::forget(physical);
-            }
-        }
-        found
+        let lent = std::mem::take(&mut self.lent).into_values();
+        let times = |(physical, count)| std::iter::repeat_n(physical, count);
+        lent.flat_map(times).map(Unmapped::fresh).collect()
     }
 }
 
@@ -161,7 +155,7 @@ impl Drop for Replacing<'_> {
         }
         self.note_copies();
         self.region.end_commits(&self.places);
-        let back = self.not_in(vec![], true);
+        let back = self.not_in(vec![]);
         self.region.release_replaced(back, self.charged);
     }
 }
@@ -208,7 +202,8 @@ impl Region {
                 .for_each(|unmapped| self.release_unmapped(unmapped)),
             Some(family) => {
                 let left = self.space.count() + self.space.stuck_count();
-                family.give_back_used(unmapped, charged - left);
+                // As for memory that is not placed.
+                family.give_back_used(unmapped, charged.saturating_sub(left));
             }
         }
     }

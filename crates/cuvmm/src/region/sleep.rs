@@ -1,9 +1,8 @@
 //! The committed memory of a region in a tenant goes to the pool, and other memory takes its place
 //! later. The owner of the region sleeps meanwhile, and what is committed stays so.
 //!
-//! The owner has a copy of each physical while it moves, so that a failure can map it again. A panic
-//! of the driver in a call for a physical leaves one more copy behind: the pool then quarantines the
-//! memory, which may be mapped.
+//! The owner has a copy of each physical while it moves, so that a failure can map it again. A mapping
+//! that a panic of the driver leaves has another: the pool then quarantines the memory.
 //!
 //! No byte is copied here.
 //!
@@ -49,10 +48,8 @@ impl Region {
         }
         let memory = self.memory_in_use();
         let mut completed = work.completed(&mut self.space).ok_or(CallError::InUse)?;
-        for (offset, physical) in memory {
-            physical.with_copy(|| completed.withdraw(offset))?;
-        }
-        Ok(())
+        let mut offsets = memory.iter().map(|&(offset, _)| offset);
+        offsets.try_for_each(|offset| completed.withdraw(offset).map(drop))
     }
 
     /// Maps memory again where it is missing. Asks the driver twice.
@@ -62,9 +59,9 @@ impl Region {
                 continue;
             }
             let used = self.used(physical.clone());
-            let space = &mut self.space;
-            let placed =
-                physical.with_copy(|| space.place_back(*offset, vec![used], Access::ReadWrite));
+            let placed = self
+                .space
+                .place_back(*offset, vec![used], Access::ReadWrite);
             placed.map_err(|failed| failed.error)?;
         }
         Ok(())
@@ -132,9 +129,7 @@ impl Region {
             last_writer: lent.last_writer,
             fresh: false,
         };
-        let space = &mut self.space;
-        let placed = lent.physical.with_copy(|| space.place(offset, vec![copy]));
-        match (placed, self.supply.family()) {
+        match (self.space.place(offset, vec![copy]), self.supply.family()) {
             (Ok(()), _) => Ok(lent.last_writer.is_some()),
             (Err(failed), Some(family)) => Err(family.tenant.not_placed(failed.error)),
             (Err(failed), None) => Err(failed.error.into()),

@@ -54,7 +54,7 @@ impl Region {
             .map(|hole| self.zeros.needed(granule, hole))
             .sum();
         self.check_mapping_limit(needed, 0)?;
-        self.zeros.put(&mut self.space, &holes)
+        self.zeros.put(&self.space, &holes)
     }
 
     /// Unmaps the zeros under a range if all work of the devices that can read them is complete.
@@ -91,9 +91,9 @@ impl Region {
     ) -> Result<u64, MemoryError> {
         self.check(range)?;
         let proof = self.zeros_are_unread(range, fence)?;
-        let taken = self.zeros.take(&mut self.space, range, proof)?;
+        let taken = self.zeros.take(&self.space, range, proof)?;
         let beside = beside(&taken, range);
-        if let Err(failure) = Failure::of(|| self.zeros.put(&mut self.space, &beside)) {
+        if let Err(failure) = Failure::of(|| self.zeros.put(&self.space, &beside)) {
             self.restore_zeros(&taken);
             return Err(failure.into_error());
         }
@@ -107,7 +107,7 @@ impl Region {
         let holes = taken.iter().flat_map(|range| self.holes(range));
         let lacking = holes.flat_map(|hole| self.zeros.lacking(&hole));
         let lacking: Vec<Range<u64>> = lacking.collect();
-        self.zeros.restore(&mut self.space, &lacking);
+        self.zeros.restore(&self.space, &lacking);
     }
 
     /// Returns the bytes of addresses that are backed with zeros.

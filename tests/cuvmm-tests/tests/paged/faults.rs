@@ -192,7 +192,7 @@ fn a_panic_of_the_driver_leaves_blocks_as_they_were_and_bytes_of_other_tenants_u
                     if let Err(error) = kv.try_back(&[number]) {
                         // The extent whose call panicked may be mapped: its addresses are lost.
                         let cause = matches!(&error, PagedKvError::Back { cause, .. }
-                            if matches!(cause, BlockError::Memory(MemoryError::Overlap { .. })));
+                            if matches!(cause, BlockError::Memory(MemoryError::Quarantined { .. })));
                         assert!(cause, "{error}");
                         continue;
                     }

@@ -297,7 +297,10 @@ fn while_a_capture_guard_lives_nothing_is_mapped_ahead() {
 fn a_panic_of_the_driver_on_the_mappers_thread_leaves_the_cache_usable() {
     let rig = model();
     let world = world(&rig, 64, Layout::BlockMajor);
-    on_the_mapper(&rig, Call::MemSetAccess, || {
+    let panics = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&panics);
+    on_the_mapper(&rig, Call::MemSetAccess, move || {
+        told.store(true, Ordering::SeqCst);
         panic!("a mistake in the driver")
     });
     world.kv.back(&[0]).unwrap();
@@ -305,7 +308,7 @@ fn a_panic_of_the_driver_on_the_mappers_thread_leaves_the_cache_usable() {
     let World {
         kv, mapper, pool, ..
     } = world;
-    until(&pool, "panicked", || rig.device.leaked() > 0);
+    until(&pool, "panicked", || panics.load(Ordering::SeqCst));
     drop(mapper);
     rig.faults.watch(None);
     kv.back(&[1, 9, 10]).unwrap();

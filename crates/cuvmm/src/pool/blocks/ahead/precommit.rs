@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::pace::Precommit;
 use crate::error::MemoryError;
-use crate::extents::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
+use crate::extents::{MapperWork, PlaceError, Placed, Target, Unmapped, Waker};
 use crate::growth::Steps;
 use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::blocks::Blocks;
@@ -182,9 +182,7 @@ impl Locked<'_> {
             Err(Failure::Place(failed)) => {
                 let error = &failed.error;
                 log!(debug, %error, size, "no memory could be placed ahead of growth");
-                let count = failed.stuck.len() as u64;
-                let bytes = slot.space.keep_stuck(failed.stuck);
-                self.set_aside(&mut slot, bytes, count);
+                self.set_aside(&mut slot, failed.stuck, 1);
                 back = failed.physicals;
             }
             Err(Failure::Panic(panic, mappings)) => {
@@ -232,7 +230,7 @@ type Panic = Box<dyn Any + Send>;
 
 enum Failure {
     Create(MemoryError),
-    Place(Box<PlaceFailure>),
+    Place(Box<PlaceError>),
     /// The driver panicked, and may have created the memory and made this number of mappings.
     Panic(Panic, u64),
 }
@@ -252,10 +250,7 @@ impl Job {
             Ok(Err(error)) => return (begun, Err(Failure::Create(error))),
             Err(panic) => return (begun, Err(Failure::Panic(panic, 0))),
         };
-        let place = || {
-            let physical = unmapped.physical.clone();
-            physical.with_copy(|| self.target.place(self.offset, unmapped))
-        };
+        let place = || self.target.place(self.offset, unmapped);
         let placed = match catch_unwind(AssertUnwindSafe(place)) {
             Ok(placed) => placed.map_err(|failed| Failure::Place(Box::new(failed))),
             Err(panic) => Err(Failure::Panic(panic, 1)),

@@ -13,7 +13,7 @@ use std::thread;
 
 use super::moving::{Choice, TransitioningBlock};
 use crate::error::BlockError;
-use crate::extents::{Fence, Mapped, Placed, Unmapped};
+use crate::extents::{Fence, Placed, Unmapped};
 use crate::own::{Access, Physical};
 use crate::pool::accounts::{Amount, Budget, TenantId};
 use crate::pool::blocks::Blocks;
@@ -263,43 +263,34 @@ impl Locked<'_> {
             let Memory::Unmapped(physical) = &arrival.memory else {
                 continue;
             };
-            let physical = physical.clone();
             let unmapped = Unmapped {
                 fresh: false,
                 ..Unmapped::fresh(physical.clone())
             };
             let charge = self.memory.budget.charge(Some(id), Amount::mappings(1));
-            let mut left = Vec::new();
-            let place = || target.place_or_leave(arrival.offset, unmapped, &mut left);
-            match self.unlocked(|| catch_unwind(AssertUnwindSafe(place))) {
+            let before = slot.space.stuck_count();
+            let place = || target.place(arrival.offset, unmapped);
+            let placed = self.unlocked(|| catch_unwind(AssertUnwindSafe(place)));
+            // They are of memory that another holder has.
+            let stuck = slot.space.stuck_count() - before;
+            slot.broken |= stuck > 0;
+            self.memory.budget.quarantine(0, stuck);
+            let failed = match placed {
                 Ok(Ok(placed)) => {
                     self.memory.budget.keep(charge);
                     arrival.memory = Memory::Placed(placed);
+                    continue;
                 }
+                Ok(Err(failed)) => Ok(Err(self.not_placed(id, arrival.size, failed.error))),
                 Err(panic) => {
-                    self.memory.budget.refund(charge);
-                    self.keep_stuck(slot, left);
-                    slot.broken = true;
-                    // With another holder the memory is not reused: the mapping may be there.
-                    std::mem::forget(physical);
                     arrival.memory = Memory::Gone;
-                    return Err(Err(panic));
+                    Err(panic)
                 }
-                Ok(Err(failed)) => {
-                    self.memory.budget.refund(charge);
-                    self.keep_stuck(slot, failed.stuck);
-                    return Err(Ok(Err(self.not_placed(id, arrival.size, failed.error))));
-                }
-            }
+            };
+            self.memory.budget.refund(charge);
+            return Err(failed);
         }
         Ok(())
-    }
-
-    /// Keeps mappings in a slot for good, of memory that another slot has.
-    fn keep_stuck(&mut self, slot: &mut Slot, stuck: Vec<Mapped>) {
-        slot.broken |= !stuck.is_empty();
-        self.memory.budget.quarantine(0, stuck.len() as u64);
-        slot.space.keep_stuck(stuck);
     }
 
     /// Places `bytes` of the memory that a waking block was charged for. They may hold data of any
@@ -336,8 +327,8 @@ impl Locked<'_> {
         self.memory.budget.give_up(tenant, Amount::mappings(1));
         if let Err((placed, error)) = unmapped {
             log!(error, %error, "a roll-back could not unmap: quarantined");
-            slot.space.adopt(placed);
-            slot.space.quarantine(arrival.offset);
+            // What is dropped is stuck.
+            drop(placed);
             slot.broken = true;
             self.memory.budget.quarantine(0, 1);
         }

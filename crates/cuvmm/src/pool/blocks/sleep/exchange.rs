@@ -50,11 +50,7 @@ impl ToSleep {
                 let passes = offsets.is_some();
                 let all = || slot.space.extents().rev().map(|extent| extent.offset);
                 let offsets = offsets.unwrap_or_else(|| all().collect());
-                let taken = state.unlocked(|| take_out(slot, offsets, passes));
-                // The memory is aside, and after a panic of the driver it may be mapped here too.
-                let left = u64::from(taken.is_err());
-                state.memory.budget.quarantine(0, left);
-                Ok(taken)
+                Ok(state.unlocked(|| take_out(slot, offsets, passes)))
             });
         drop(state);
         match outcome.transpose()?.unwrap_or(Ok(Ok(()))) {

@@ -115,3 +115,70 @@ impl Drop for Mapped {
         stuck.lock().push(again);
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use cuvmm_driver::Call;
+
+    use crate::extents::Space;
+    use crate::extents::rig::{G, rig};
+
+    // I-150
+    #[test]
+    fn what_a_panic_may_have_left_mapped_is_stuck_and_unmapped_later() {
+        for call in [Call::MemMap, Call::MemSetAccess] {
+            for apart in [false, true] {
+                let rig = rig();
+                let mut space = Space::reserve(&rig.device, 2 * G).unwrap();
+                rig.panic_at(call, 2);
+                let target = space.target();
+                let place = || match apart {
+                    false => drop(space.place(0, vec![rig.memory(1), rig.memory(1)])),
+                    true => {
+                        let _first = target.place(0, rig.memory(1));
+                        drop(target.place(G, rig.memory(1)));
+                    }
+                };
+                assert!(catch_unwind(AssertUnwindSafe(place)).is_err());
+                let stuck = (space.stuck_count(), space.stuck_bytes(), space.count());
+                assert_eq!(stuck, (2, 2 * G, 0), "{call:?}");
+                space.promised().retry_stuck().unwrap();
+                assert_eq!((space.stuck_count(), rig.machine.live().mappings), (0, 0));
+                drop((space, target));
+                assert_eq!((rig.device.leaked(), rig.machine.live().reserved_bytes), (0, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_driver_unmaps_when_it_is_asked_again_after_a_panic_is_not_stuck() {
+        let rig = rig();
+        let mut space = rig.space(2);
+        rig.panic_at(Call::MemUnmap, 1);
+        let withdraw = || drop(space.promised().withdraw(0));
+        assert!(catch_unwind(AssertUnwindSafe(withdraw)).is_err());
+        assert_eq!((space.stuck_count(), space.count()), (0, 1));
+        assert_eq!(rig.machine.live().mappings, 1);
+    }
+
+    // I-151
+    #[test]
+    fn addresses_are_freed_once_and_counted_when_they_are() {
+        let rig = rig();
+        rig.panic_at(Call::MemAddressFree, 1);
+        let space = Space::reserve(&rig.device, G).unwrap();
+        let free = || space.give_back();
+        assert!(catch_unwind(AssertUnwindSafe(free)).is_err());
+        // The call that panicked may have freed them, and others may have them by now.
+        assert_eq!(rig.count(Call::MemAddressFree), 0);
+        rig.fail(Call::MemAddressFree, 1);
+        let space = Space::reserve(&rig.device, G).unwrap();
+        assert_eq!(space.give_back(), 0, "the driver refused");
+        assert_eq!(rig.count(Call::MemAddressFree), 1);
+        let space = Space::reserve(&rig.device, G).unwrap();
+        assert_eq!(space.give_back(), G);
+    }
+}

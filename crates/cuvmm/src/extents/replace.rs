@@ -44,20 +44,23 @@ pub(crate) struct NotReplaced {
     /// Set if the stream may still be copying to or from the memory in place. The memory at the
     /// other end is kept.
     pub(crate) running: bool,
+    /// The bytes of addresses to copy through that stay reserved, or may after a panic of the driver.
+    pub(crate) reserved: u64,
 }
 
 impl NotReplaced {
     /// A failure before anything was done with the new memory.
     pub(crate) fn unchanged(error: impl Into<MemoryError>, new: New) -> Box<Self> {
-        Self::before(Failure::Error(error.into()), new.into())
+        Self::before(Failure::Error(error.into()), new.into(), 0)
     }
 
-    fn before(failure: Failure, new: NewMemory) -> Box<Self> {
+    fn before(failure: Failure, new: NewMemory, reserved: u64) -> Box<Self> {
         Box::new(Self {
             failure,
             physicals: new.into_created(),
             lost: None,
             running: false,
+            reserved,
         })
     }
 }
@@ -130,7 +133,8 @@ impl Completed<'_> {
         });
         let beside = match beside {
             Ok(beside) => beside,
-            Err(failure) => return Err(NotReplaced::before(failure, new)),
+            Err(failure @ Failure::Error(_)) => return Err(NotReplaced::before(failure, new, 0)),
+            Err(panic) => return Err(NotReplaced::before(panic, new, size)),
         };
         let mut exchange = Exchange {
             there: self,
@@ -413,6 +417,7 @@ impl Exchange<'_, '_> {
             running,
             ..
         } = self;
+        let size = beside.addresses();
         // First, so that a panic of the driver loses no mapping there.
         there.space.beside.push(beside);
         if let Err(panic) = settled {
@@ -456,12 +461,13 @@ impl Exchange<'_, '_> {
         old.append(rest);
         let lost = there.space.put_back(old).err();
         let is_empty = |beside: &mut Space| beside.count() + beside.stuck_count() == 0;
-        drop(there.space.beside.pop_if(is_empty));
+        let empty = there.space.beside.pop_if(is_empty);
         NotReplaced {
             failure,
             physicals,
             lost,
             running,
+            reserved: size - empty.map_or(0, Space::give_back),
         }
     }
 }

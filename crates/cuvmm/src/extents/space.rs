@@ -158,7 +158,7 @@ impl Space {
     }
 
     /// Frees the addresses, and drops the extents. Returns the bytes of addresses that the driver
-    /// has freed: 0 while other spaces of the same row are in use.
+    /// has freed: 0 if it refuses, or while other spaces of the same row are in use.
     pub(crate) fn give_back(self) -> u64 {
         drop((self.extents, self.target.stuck, self.beside));
         self.target.reservation.give_back()

@@ -242,10 +242,10 @@ impl Reservation {
         }
     }
 
-    /// Frees the addresses, in which nothing is mapped. Returns the bytes of addresses that the
-    /// driver has freed: 0 while other ranges of the row are in use; the last one frees all.
+    /// Frees the addresses (`cuMemAddressFree`). Returns the bytes that the driver has freed: 0 if it
+    /// refuses, or while mappings or other ranges of the row are there; the last one frees all.
     pub(crate) fn give_back(self) -> u64 {
-        Arc::into_inner(self.shared).map_or(0, |whole| whole.whole().size)
+        Arc::into_inner(self.shared).map_or(0, |mut whole| whole.give_back())
     }
 
     /// Returns the whole range for a device to copy in. The driver refuses a copy where nothing is

@@ -1,5 +1,7 @@
 //! Reserved ranges and the mappings in them, shared by reservations and mappings.
 //!
+//! Keeps I-151.
+//!
 //! `unsafe` is used to free the range, owned here, with the last reservation and mapping in it.
 #![allow(unsafe_code)]
 
@@ -143,24 +145,28 @@ impl Reserved {
     }
 
     pub(super) fn free(&mut self) -> Result<(), CallError> {
-        let (base, size) = (self.base, self.size);
+        // A call in which the driver panics may have freed them, and is not made again.
+        let (base, size) = (self.base, std::mem::take(&mut self.size));
         if size == 0 {
             return Ok(());
         }
-        self.device
+        let outcome = self
+            .device
             // SAFETY: the range is owned here and whole, and nothing is mapped in it: each
             // reservation and mapping in it holds an `Arc` of this value, so a mutable reference
-            // proves that only the one that frees it is left.
+            // proves that only the one that frees it is left. It is freed once: `size` is zero then,
+            // and set again after a refusal, which has changed nothing.
             .give_back(Call::MemAddressFree, |driver, _| unsafe {
                 driver.free_reservation(base, size)
-            })?;
-        self.size = 0;
-        Ok(())
+            });
+        if outcome.is_err() {
+            self.size = size;
+        }
+        outcome
     }
-}
 
-impl Drop for Reserved {
-    fn drop(&mut self) {
+    /// Frees the addresses, or reports that they stay reserved. Returns the bytes that were freed.
+    pub(super) fn give_back(&mut self) -> u64 {
         let size = self.size;
         if is_broken_off() {
             // A call that panicked may have mapped memory there.
@@ -171,6 +177,19 @@ impl Drop for Reserved {
             );
         } else if let Err(error) = self.free() {
             self.device.report_drop("reservation", size, error);
+        } else {
+            return size;
+        }
+        // The drop does not try again.
+        self.size = 0;
+        0
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if self.size > 0 {
+            self.give_back();
         }
     }
 }

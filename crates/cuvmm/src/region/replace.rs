@@ -25,6 +25,8 @@ struct Replacing<'a> {
     lent: BTreeMap<PhysicalHandle, (Physical, usize)>,
     /// The mappings that the tenant is charged for, those of new memory included.
     charged: u64,
+    /// The bytes of addresses to copy through, which count as the pool's.
+    through: u64,
     is_settled: bool,
 }
 
@@ -61,6 +63,10 @@ impl<'a> Replacing<'a> {
             }
         }
         let charged = region.space.count() + region.space.stuck_count() + ranges.len() as u64;
+        let through = ranges.iter().map(|range| range.end - range.start).sum();
+        if let Some(family) = region.supply.family() {
+            family.tenant.hold_addresses(through);
+        }
         Self {
             region,
             stream,
@@ -68,6 +74,7 @@ impl<'a> Replacing<'a> {
             before,
             lent,
             charged,
+            through,
             is_settled: false,
         }
     }
@@ -78,15 +85,17 @@ impl<'a> Replacing<'a> {
     ) -> Result<(), MemoryError> {
         self.is_settled = true;
         let failed = match replaced {
-            // Its addresses are freed last: the driver may panic in that.
-            Ok((old, _beside)) => {
+            Ok((old, beside)) => {
                 self.lent.clear();
                 let old = old.into_parts().map(|(_, unmapped)| unmapped);
                 self.region.release_replaced(old.collect(), self.charged);
+                // Last: the driver may panic in it.
+                self.free_addresses(beside.give_back());
                 return Ok(());
             }
             Err(failed) => failed,
         };
+        self.free_addresses(self.through - failed.reserved);
         if failed.running {
             self.note_copies();
         }
@@ -112,6 +121,12 @@ impl<'a> Replacing<'a> {
                 cause: Box::new(error),
             },
         })
+    }
+
+    fn free_addresses(&self, bytes: u64) {
+        if let Some(family) = self.region.supply.family() {
+            family.tenant.free_addresses(bytes);
+        }
     }
 
     /// Keeps the memory in place until the copies on the stream are complete.

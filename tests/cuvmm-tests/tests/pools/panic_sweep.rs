@@ -188,6 +188,10 @@ fn covers(scene: &Scene, when: &str, wrong: &mut Wrong) {
     wrong.unless(mappings.0 >= mappings.1, || {
         format!("{when}: mappings {mappings:?}")
     });
+    let addresses = (stats.addresses, live.reserved_bytes);
+    wrong.unless(addresses.0 >= addresses.1, || {
+        format!("{when}: addresses {addresses:?}")
+    });
 }
 
 /// The problems that were found. The drop of this value fails the test if there is one.

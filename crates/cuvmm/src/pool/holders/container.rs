@@ -4,7 +4,7 @@ use super::held::HolderId;
 use super::lend::Lending;
 use crate::error::BlockError;
 use crate::extents::{Space, Unmapped};
-use crate::pool::accounts::{Budget, TenantId};
+use crate::pool::accounts::{Amount, Budget, TenantId};
 use crate::pool::core::Core;
 use crate::pool::state::gone;
 use crate::pool::tenant::Tenant;
@@ -17,6 +17,19 @@ impl Tenant {
         let mut spaces = state.reserve_for(self.id(), size, 0, 1)?;
         state.memory.holders.add_addresses(holder, size);
         spaces.pop().ok_or_else(gone)
+    }
+
+    /// Counts addresses that an operation reserves to copy through, and that are no tenant's.
+    pub(crate) fn hold_addresses(&self, bytes: u64) {
+        let budget = &mut self.core().lock().memory.budget;
+        let addresses = budget.charge(None, Amount::of(0, 0, bytes));
+        budget.keep(addresses);
+    }
+
+    /// Ends the count of addresses that were [held](Self::hold_addresses) and are reserved no more.
+    pub(crate) fn free_addresses(&self, bytes: u64) {
+        let freed = Amount::of(0, 0, bytes);
+        self.core().lock().memory.budget.give_up(None, freed);
     }
 
     /// Returns `true` if the tenant can be charged `bytes` more and no memory is reclaimed for that.

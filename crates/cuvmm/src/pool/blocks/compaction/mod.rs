@@ -433,11 +433,12 @@ impl Locked<'_> {
         let budget = &mut self.memory.budget;
         let mappings = budget.charge(None, Amount::mappings(count));
         let addresses = budget.charge(None, Amount::of(0, 0, run.size));
+        // Until the driver has freed them.
+        budget.keep(addresses);
         let replaced = self.replace_run(slot, run, physicals, &stream);
         self.memory.budget.refund(mappings);
-        let replaced = replaced.map(|beside| self.unlocked(|| drop(beside)));
-        self.memory.budget.refund(addresses);
-        replaced.map(|()| Moved::Copied(run.size))
+        self.give_space_back(replaced?);
+        Ok(Moved::Copied(run.size))
     }
 
     /// Makes the ledger grant what a copy of `bytes` lacks. If it refuses, there is no memory for
@@ -495,6 +496,8 @@ impl Locked<'_> {
             }
             Err(failed) => failed,
         };
+        let freed = Amount::of(0, 0, run.size - failed.reserved);
+        self.memory.budget.give_up(None, freed);
         if failed.running {
             // The copy's source and target must not be unmapped before the copy ends.
             slot.fence.merge(Fence::stream(stream.clone()));

@@ -183,7 +183,8 @@ impl Blocks {
     }
 
     /// Returns the charge for memory to the block that it comes from, also if a panic has lost a slot of
-    /// the two.
+    /// the two. A slot counts what it is owed, also one that is lost, and it is owed the memory until
+    /// that arrives: no figure goes below zero.
     fn pass_back(&mut self, budget: &mut Budget, id: SlotId, (from, size): (SlotId, u64)) {
         self.slots.recount_lost(id, |bytes| bytes - size);
         self.slots.recount_lost(from, |bytes| bytes + size);

@@ -43,9 +43,11 @@ pub struct FaultDriver {
     inner: Arc<dyn Driver>,
     log: Mutex<Log>,
     watcher: Mutex<Option<Watcher>>,
+    /// Called behind each call.
+    behind: Mutex<Option<Watcher>>,
 }
 
-/// A function that is called before each call.
+/// A function that is called before each call, or behind it.
 type Watcher = Arc<dyn Fn(Call) + Send + Sync>;
 
 #[derive(Debug, Default)]
@@ -68,6 +70,7 @@ impl FaultDriver {
             inner,
             log: Mutex::new(log),
             watcher: Mutex::new(None),
+            behind: Mutex::new(None),
         }
     }
 
@@ -150,22 +153,34 @@ impl FaultDriver {
     /// }
     /// ```
     pub fn watch(&self, watcher: Option<Arc<dyn Fn(Call) + Send + Sync>>) {
-        let mut current = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *current, watcher);
-        drop(current);
-        // Its drop may make calls.
-        drop(before);
+        set(&self.watcher, watcher);
+    }
+
+    /// Sets a function that is called behind each call that was passed on, on the thread that made it.
+    /// If it panics, the call has been carried out and its answer is lost. It must use the wrapped
+    /// driver, not this one. `None` removes it.
+    ///
+    /// ```
+    /// use std::panic::{AssertUnwindSafe, catch_unwind};
+    /// use std::sync::Arc;
+    /// use cuvmm_driver::fault::FaultDriver;
+    /// use cuvmm_driver::{Call, DeviceAddress, Driver};
+    ///
+    /// fn loses_addresses(inner: Arc<dyn Driver>) {
+    ///     let driver = FaultDriver::new(inner);
+    ///     driver.watch_behind(Some(Arc::new(|call| assert_ne!(call, Call::MemAddressReserve))));
+    ///     let reserve = || driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0);
+    ///     assert!(catch_unwind(AssertUnwindSafe(reserve)).is_err());
+    ///     // The wrapped driver has reserved the addresses.
+    /// }
+    /// ```
+    pub fn watch_behind(&self, watcher: Option<Arc<dyn Fn(Call) + Send + Sync>>) {
+        set(&self.behind, watcher);
     }
 
     /// Records the call and applies the armed faults to it.
     fn enter(&self, call: Call) -> Result<()> {
-        let watcher = {
-            let watcher = self.watcher.lock();
-            watcher.unwrap_or_else(PoisonError::into_inner).clone()
-        };
-        if let Some(watcher) = watcher {
-            watcher(call);
-        }
+        tell(&self.watcher, call);
         let (delay, verdict) = {
             let mut log = self.log();
             log.calls.push(call);
@@ -187,6 +202,26 @@ impl FaultDriver {
             Some(code) => Err(DriverError::new(call, code)),
             None => Ok(()),
         }
+    }
+}
+
+/// Replaces a watcher.
+fn set(place: &Mutex<Option<Watcher>>, watcher: Option<Watcher>) {
+    let mut current = place.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = std::mem::replace(&mut *current, watcher);
+    drop(current);
+    // Its drop may make calls.
+    drop(before);
+}
+
+/// Calls a watcher, if there is one.
+fn tell(watcher: &Mutex<Option<Watcher>>, call: Call) {
+    let watcher = watcher
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
+    if let Some(watcher) = watcher {
+        watcher(call);
     }
 }
 

@@ -4,7 +4,7 @@
 //! passed on to the inner driver unchanged.
 #![allow(unsafe_code)]
 
-use super::FaultDriver;
+use super::{FaultDriver, tell};
 use crate::call::driver_methods;
 use crate::{
     AccessDesc, AccessFlags, Advice, Call, CaptureMode, CaptureStatus, CudaVersion, DeviceAddress,
@@ -34,7 +34,9 @@ macro_rules! pass_on {
             $(
                 fn $name(&self, $($arg: $ty),*) -> Result<$out> {
                     self.enter(Call::$call)?;
-                    self.inner.$name($($arg),*)
+                    let answer = self.inner.$name($($arg),*);
+                    tell(&self.behind, Call::$call);
+                    answer
                 }
             )*
 
@@ -43,7 +45,9 @@ macro_rules! pass_on {
                     self.enter(Call::$ucall)?;
                     // SAFETY: the inner method requires what the caller of this method has
                     // promised.
-                    unsafe { self.inner.$uname($($uarg),*) }
+                    let answer = unsafe { self.inner.$uname($($uarg),*) };
+                    tell(&self.behind, Call::$ucall);
+                    answer
                 }
             )*
         }

@@ -20,9 +20,20 @@ pub fn panics_at<T>(
     counts: impl Fn(Call) -> bool + Send + Sync + 'static,
     operate: impl FnOnce() -> T,
 ) -> (Option<T>, bool) {
+    panics(rig, (nth, false), counts, operate)
+}
+
+/// Lets the driver panic as [`panics_at`] does, `behind` the call, which has been carried out, or before
+/// it.
+pub fn panics<T>(
+    rig: &Rig<impl Backing + 'static>,
+    (nth, behind): (u64, bool),
+    counts: impl Fn(Call) -> bool + Send + Sync + 'static,
+    operate: impl FnOnce() -> T,
+) -> (Option<T>, bool) {
     let (seen, here) = (Arc::new(AtomicU64::new(0)), std::thread::current().id());
     let calls = Arc::clone(&seen);
-    rig.faults.watch(Some(Arc::new(move |call| {
+    let watcher: Arc<dyn Fn(Call) + Send + Sync> = Arc::new(move |call| {
         if std::thread::current().id() == here
             && !std::thread::panicking()
             && counts(call)
@@ -30,9 +41,14 @@ pub fn panics_at<T>(
         {
             panic!("on purpose");
         }
-    })));
+    });
+    match behind {
+        true => rig.faults.watch_behind(Some(watcher)),
+        false => rig.faults.watch(Some(watcher)),
+    }
     let outcome = catch_unwind(AssertUnwindSafe(operate));
     rig.faults.watch(None);
+    rig.faults.watch_behind(None);
     (outcome.ok(), seen.load(Ordering::SeqCst) >= nth)
 }
 

@@ -1,12 +1,13 @@
-//! A driver that panics in each call of each operation on a pool's memory, once alone, once with all later
-//! calls that change page tables refused, and once in the roll-back of a refusal. All memory that may be lost
+//! A driver that panics in each call of each operation on a pool's memory, once alone, once behind the call,
+//! whose answer is lost, once with all later calls that change page tables refused, and once in the
+//! roll-back of a refusal. All memory that may be lost
 //! stays charged or quarantined, and nothing else: the pool then lends the rest, within its limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::books::figures;
-use crate::common::panics::panics_at;
+use crate::common::panics::panics;
 use crate::common::{self, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
@@ -75,6 +76,8 @@ impl Scene {
 #[derive(Clone, Copy, Debug)]
 enum Mode {
     Alone,
+    /// The call is carried out, and its answer is lost.
+    Answered,
     /// All later calls of [`CHANGES`] are refused.
     Refusing,
     /// The first call of this number is refused, and the panic comes behind it.
@@ -111,7 +114,8 @@ fn run<T>(
         true
     };
     let run = || operate(&scene, &mut things);
-    let (outcome, panicked) = panics_at(&scene.rig, nth, counts, run);
+    let when = (nth, matches!(mode, Mode::Answered));
+    let (outcome, panicked) = panics(&scene.rig, when, counts, run);
     faults.disarm();
     let all = Call::ALL.iter();
     let call = all
@@ -224,7 +228,8 @@ impl Found {
         };
         assert!(calls > 0, "{name} makes no call");
         let behind = (1..=calls).map(Mode::Behind);
-        for mode in [Mode::Alone, Mode::Refusing].into_iter().chain(behind) {
+        let modes = [Mode::Alone, Mode::Answered, Mode::Refusing];
+        for mode in modes.into_iter().chain(behind) {
             let panics = |nth| run((name, mode, nth), &prepare, &operate, &mut self.0);
             assert!(!(1..500).all(panics), "{name} never ends");
         }

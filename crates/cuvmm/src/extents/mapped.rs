@@ -148,7 +148,10 @@ mod tests {
                 space.promised().retry_stuck().unwrap();
                 assert_eq!((space.stuck_count(), rig.machine.live().mappings), (0, 0));
                 drop((space, target));
-                assert_eq!((rig.device.leaked(), rig.machine.live().reserved_bytes), (0, 0));
+                assert_eq!(
+                    (rig.device.leaked(), rig.machine.live().reserved_bytes),
+                    (0, 0)
+                );
             }
         }
     }

@@ -425,11 +425,7 @@ impl Exchange<'_, '_> {
         }
         physicals.extend(moving.into_iter().map(|(_, unmapped)| unmapped));
         if !running && let Some(beside) = there.space.beside.last_mut() {
-            let extents = beside.extents().map(|extent| extent.offset);
-            for offset in extents.collect::<Vec<u64>>() {
-                let here = beside.never_used(0).withdraw_back(offset);
-                physicals.extend(here.ok().flatten());
-            }
+            empty(beside, &mut physicals);
         }
         // Where new memory stays in the place of old, and the rest of that new memory.
         let (mut replaced, mut rest) = (vec![], TakenOut::default());
@@ -469,6 +465,15 @@ impl Exchange<'_, '_> {
             running,
             reserved: size - empty.map_or(0, Space::give_back),
         }
+    }
+}
+
+/// Unmaps what lies in a reservation that was copied through, and that no copy uses.
+fn empty(beside: &mut Space, physicals: &mut Vec<Unmapped>) {
+    let extents: Vec<u64> = beside.extents().map(|extent| extent.offset).collect();
+    for offset in extents {
+        let here = beside.never_used(0).withdraw_back(offset);
+        physicals.extend(here.ok().flatten());
     }
 }
 

@@ -146,10 +146,10 @@ impl Region {
         // Polled before anything is created, so that a refusal costs nothing.
         let proof = self.zeros_are_unread(range, fence)?;
         let physicals = self.create(&planned)?;
-        let taken = self.zeros.take(&mut self.space, range, proof)?;
+        let taken = self.zeros.take(&self.space, range, proof)?;
         let settled = Failure::of(|| {
             let placed = self.place(physicals)?;
-            let put = self.zeros.put(&mut self.space, &beside);
+            let put = self.zeros.put(&self.space, &beside);
             put.inspect_err(|_| self.undo(&placed))
         });
         settled.map_err(|failure| {

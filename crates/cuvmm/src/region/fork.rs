@@ -93,7 +93,7 @@ impl Region {
             }
         }
         let holes = self.zeros.meeting(&(0..self.size()));
-        fork.zeros.put(&mut fork.space, &holes)?;
+        fork.zeros.put(&fork.space, &holes)?;
         let mut capped = vec![];
         for extent in extents {
             let before = self.space.most_at(extent.offset);

@@ -9,6 +9,7 @@ pub mod captures;
 pub mod executor;
 mod manner;
 pub mod panics;
+pub mod programs;
 pub mod sweep;
 pub mod world;
 

@@ -15,7 +15,6 @@ use cuvmm::driver::{CUresult, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, ShareError};
 use cuvmm::{Block, Hardened, Offer, Pool, PoolStats, Stream, Tenant};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 
 /// The unit in which blocks are written and checked.
 const CELL: u64 = G / 2;
@@ -660,19 +659,11 @@ fn run(rig: &Rig<impl Backing>, hardened: bool, steps: &[Step]) {
 }
 
 fn programs<B: Backing>(rig: impl Fn() -> Rig<B>, hardened: bool) {
-    let mut runner = TestRunner::new(Config {
-        cases: common::cases(300),
-        failure_persistence: None,
-        ..Config::default()
-    });
-    let steps = proptest::collection::vec(step(), 1..40);
-    let outcome = runner.run(&steps, |steps| {
+    common::programs::run(300, step(), 1..40, |steps| {
         let rig = rig();
-        run(&rig, hardened, &steps);
+        run(&rig, hardened, steps);
         common::only_counted_left(&rig);
-        Ok(())
     });
-    outcome.unwrap();
 }
 
 #[test]

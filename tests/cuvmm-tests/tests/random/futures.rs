@@ -9,11 +9,10 @@ use std::task::Poll;
 use crate::common;
 use crate::common::books::balanced;
 use crate::common::executor::Task;
-use crate::common::{D0, G, busy, cases, mapped_pool, until};
+use crate::common::{D0, G, busy, mapped_pool, until};
 use cuvmm::error::BlockError;
 use cuvmm::{Block, Limit, Mapper, Stream, Tenant};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 
 const LIMIT: u64 = 12;
 
@@ -231,14 +230,5 @@ fn run(steps: &[Step]) {
 
 #[test]
 fn programs() {
-    let config = Config {
-        cases: cases(60),
-        ..Config::with_source_file(file!())
-    };
-    TestRunner::new(config)
-        .run(&prop::collection::vec(step(), 1..60), |steps| {
-            run(&steps);
-            Ok(())
-        })
-        .unwrap();
+    common::programs::run(60, step(), 1..60, run);
 }

@@ -8,6 +8,7 @@
 
 use crate::common;
 use crate::common::books::books;
+use crate::common::programs::run;
 use crate::common::{D0, G, MIB, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;
@@ -16,7 +17,6 @@ use cuvmm::error::MemoryError;
 use cuvmm::heap::Preset;
 use cuvmm::{Allocation, Contents, Heap, HostStore, Pool, Stream};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 
 const LIMIT: u64 = 24;
 const STREAMS: usize = 3;
@@ -361,20 +361,10 @@ fn programs(change: impl FnOnce(&mut Options), usual: u32, host: bool) {
         faults: false,
     };
     change(&mut options);
-    let mut runner = TestRunner::new(Config {
-        cases: common::cases(usual),
-        failure_persistence: None,
-        ..Config::default()
+    run(usual, step(), 1..60, |steps| match host {
+        true => whole(common::host(), options, steps),
+        false => whole(common::model(), options, steps),
     });
-    let steps = prop::collection::vec(step(), 1..60);
-    let outcome = runner.run(&steps, |steps| {
-        match host {
-            true => whole(common::host(), options, &steps),
-            false => whole(common::model(), options, &steps),
-        }
-        Ok(())
-    });
-    outcome.unwrap();
 }
 
 // I-74

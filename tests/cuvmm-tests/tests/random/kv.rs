@@ -6,6 +6,7 @@ use std::collections::HashSet;
 
 use crate::common;
 use crate::common::books::balanced;
+use crate::common::programs::run;
 use crate::common::{G, Rig};
 use cuvmm::driver::CUresult;
 use cuvmm::driver::fault::Fault;
@@ -14,7 +15,6 @@ use cuvmm::error::{ArgumentError, KvCacheError};
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
 use cuvmm::{Hardened, KvCache, Limit, Pool, Stream};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 
 /// 256 KiB per token, 64 KiB per tensor: 8 and 32 tokens per granule.
 const SHAPE: Shape = Shape {
@@ -409,25 +409,16 @@ impl<'a, B: Backing> World<'a, B> {
 }
 
 fn programs<B: Backing>(rig: impl Fn() -> Rig<B>, kind: Kind) {
-    let mut runner = TestRunner::new(Config {
-        cases: common::cases(400),
-        failure_persistence: None,
-        ..Config::default()
+    run(400, step(kind.forks), 1..40, |steps| {
+        let rig = rig();
+        let mut world = World::new(&rig, kind);
+        for step in steps {
+            world.run(step);
+        }
+        rig.faults.disarm();
+        drop(world);
+        common::only_counted_left(&rig);
     });
-    let steps = proptest::collection::vec(step(kind.forks), 1..40);
-    runner
-        .run(&steps, |steps| {
-            let rig = rig();
-            let mut world = World::new(&rig, kind);
-            for step in &steps {
-                world.run(step);
-            }
-            rig.faults.disarm();
-            drop(world);
-            common::only_counted_left(&rig);
-            Ok(())
-        })
-        .unwrap();
 }
 
 #[test]

@@ -20,14 +20,13 @@ use cuvmm::{
     Tenant, TenantMemPool,
 };
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 
 const STEP: u64 = 32 << 20;
 
 /// The limit of the pool in steps.
 const LIMIT: u64 = 14;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Step {
     Build {
         which: usize,
@@ -402,10 +401,10 @@ impl<'a> Run<'a> {
     }
 }
 
-fn run(steps: Vec<Step>, peers: bool) {
+fn run(steps: &[Step], peers: bool) {
     let rig = common::model();
     let mut run = Run::new(&rig, peers);
-    for step in steps {
+    for &step in steps {
         run.step(step);
         run.check();
     }
@@ -414,17 +413,7 @@ fn run(steps: Vec<Step>, peers: bool) {
 
 #[test]
 fn the_device_never_holds_more_than_is_charged() {
-    let config = Config {
-        cases: common::cases(150),
-        failure_persistence: None,
-        ..Config::default()
-    };
-    let mut runner = TestRunner::new(config);
-    let programs = (proptest::collection::vec(step(), 1..60), any::<bool>());
-    runner
-        .run(&programs, |(steps, peers)| {
-            run(steps, peers);
-            Ok(())
-        })
-        .unwrap();
+    for peers in [false, true] {
+        common::programs::run(75, step(), 1..60, |steps| run(steps, peers));
+    }
 }

@@ -12,6 +12,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::common;
 use crate::common::books::figures;
+use crate::common::programs::run;
 use crate::common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
@@ -23,7 +24,6 @@ use cuvmm::{
     PoolStats, Region, Registration, Reservation, Stream, Tenant, TenantStats,
 };
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 
 const LIMIT: u64 = 24;
 const GUARANTEE: u64 = 6;
@@ -927,31 +927,13 @@ fn program(rig: Rig<impl Backing>, steps: &[Step], kind: Kind) {
     common::only_counted_left(&rig);
 }
 
-fn run(cases: u32, program: impl Fn(&[Step])) {
-    run_of(cases, step(), program);
-}
-
-fn run_of(cases: u32, step: impl Strategy<Value = Step>, program: impl Fn(&[Step])) {
-    let config = Config {
-        cases: common::cases(cases),
-        max_shrink_iters: 4000,
-        failure_persistence: None,
-        ..Config::default()
-    };
-    let steps = prop::collection::vec(step, 1..40);
-    TestRunner::new(config)
-        .run(&steps, |steps| {
-            program(&steps);
-            Ok(())
-        })
-        .unwrap_or_else(|failure| panic!("{failure}"));
-}
-
 // I-1
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn programs_on_the_model() {
-    run(8000, |steps| program(common::model(), steps, PLAIN));
+    run(8000, step(), 1..40, |steps| {
+        program(common::model(), steps, PLAIN)
+    });
 }
 
 /// Memory cached behind the first blocks of a row is reclaimed for the last block.
@@ -1057,7 +1039,9 @@ fn a_look_takes_nothing_back() {
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn programs_on_the_host() {
-    run(1200, |steps| program(common::host(), steps, PLAIN));
+    run(1200, step(), 1..40, |steps| {
+        program(common::host(), steps, PLAIN)
+    });
 }
 
 #[test]
@@ -1070,16 +1054,20 @@ fn programs_in_spite_of_failures() {
             spite,
             peers: false,
         };
-        run(600, |steps| program(common::model(), steps, kind));
-        run(200, |steps| program(common::host(), steps, kind));
+        run(600, step(), 1..40, |steps| {
+            program(common::model(), steps, kind)
+        });
+        run(200, step(), 1..40, |steps| {
+            program(common::host(), steps, kind)
+        });
         let kind = Kind {
             peers: true,
             ..kind
         };
-        run_of(600, sharing_step(), |steps| {
+        run(600, sharing_step(), 1..40, |steps| {
             program(common::model(), steps, kind);
         });
-        run_of(200, sharing_step(), |steps| {
+        run(200, sharing_step(), 1..40, |steps| {
             program(common::host(), steps, kind);
         });
     }
@@ -1094,10 +1082,10 @@ fn programs_that_export() {
             peers: true,
             ..PLAIN
         };
-        run_of(2 * cases, sharing_step(), |steps| {
+        run(2 * cases, sharing_step(), 1..40, |steps| {
             program(common::model(), steps, kind);
         });
-        run_of(cases, sharing_step(), |steps| {
+        run(cases, sharing_step(), 1..40, |steps| {
             program(common::host(), steps, kind);
         });
     }
@@ -1111,8 +1099,12 @@ fn programs_in_hardened_pools() {
             hardened: Some(hardened),
             ..PLAIN
         };
-        run(1000, |steps| program(common::model(), steps, kind));
-        run(350, |steps| program(common::host(), steps, kind));
+        run(1000, step(), 1..40, |steps| {
+            program(common::model(), steps, kind)
+        });
+        run(350, step(), 1..40, |steps| {
+            program(common::host(), steps, kind)
+        });
     }
 }
 
@@ -1310,19 +1302,10 @@ fn region_program(rig: Rig<impl Backing>, steps: &[RegionStep]) {
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn region_programs() {
-    let steps = prop::collection::vec(region_step(), 1..30);
-    let run = |cases, program: fn(&[RegionStep])| {
-        TestRunner::new(Config {
-            cases: common::cases(cases),
-            failure_persistence: None,
-            ..Config::default()
-        })
-        .run(&steps, |steps| {
-            program(&steps);
-            Ok(())
-        })
-        .unwrap_or_else(|failure| panic!("{failure}"));
-    };
-    run(2000, |steps| region_program(common::model(), steps));
-    run(500, |steps| region_program(common::host(), steps));
+    run(2000, region_step(), 1..30, |steps| {
+        region_program(common::model(), steps)
+    });
+    run(500, region_step(), 1..30, |steps| {
+        region_program(common::host(), steps)
+    });
 }

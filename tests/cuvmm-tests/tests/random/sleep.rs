@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::common;
 use crate::common::books::balanced;
-use crate::common::{D0, G, Rig, cases};
+use crate::common::programs::run;
+use crate::common::{D0, G, Rig};
 use cuvmm::driver::CUresult;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;
@@ -585,28 +586,15 @@ fn program(rig: Rig<impl Backing>, steps: &[Step]) {
     common::only_counted_left(&rig);
 }
 
-fn run(count: u32, program: impl Fn(&[Step])) {
-    let config = ProptestConfig::with_cases(cases(count));
-    let mut runner = proptest::test_runner::TestRunner::new(config);
-    let steps = prop::collection::vec(step(), 1..40);
-    let outcome = runner.run(&steps, |steps| {
-        program(&steps);
-        Ok(())
-    });
-    if let Err(error) = outcome {
-        panic!("{error}");
-    }
-}
-
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn programs_on_the_model() {
-    run(200, |steps| program(common::model(), steps));
+    run(200, step(), 1..40, |steps| program(common::model(), steps));
 }
 
 #[test]
 fn programs_on_the_host() {
-    run(100, |steps| program(common::host(), steps));
+    run(100, step(), 1..40, |steps| program(common::host(), steps));
 }
 
 fn sleep_and_stop(keep: Keep) -> Step {

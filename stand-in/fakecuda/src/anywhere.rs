@@ -143,11 +143,11 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle
 }
 
 export_also! {
-    fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+    fn cuMemcpy + ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
         by_current(|| copy(to, from, bytes, None))?
     }
 
-    fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
+    fn cuMemcpyAsync + ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
         by_current(|| copy(to, from, bytes, Some(stream_handle(stream))))?
     }
 }

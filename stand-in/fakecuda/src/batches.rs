@@ -85,7 +85,7 @@ impl Ranges {
 }
 
 export! {
-    fn cuMemPrefetchBatchAsync(
+    fn cuMemPrefetchBatchAsync + ptsz(
         addresses: *mut CUdeviceptr,
         sizes: *mut usize,
         count: usize,
@@ -98,7 +98,7 @@ export! {
         Ranges { addresses, sizes, count }.prefetch(places, starts, place_count, flags, stream)
     }
 
-    fn cuMemDiscardBatchAsync(
+    fn cuMemDiscardBatchAsync + ptsz(
         addresses: *mut CUdeviceptr,
         sizes: *mut usize,
         count: usize,
@@ -110,7 +110,7 @@ export! {
 }
 
 export_also! {
-    fn cuMemDiscardAndPrefetchBatchAsync(
+    fn cuMemDiscardAndPrefetchBatchAsync + ptsz(
         addresses: *mut CUdeviceptr,
         sizes: *mut usize,
         count: usize,

@@ -61,7 +61,7 @@ fn serve(device: Ordinal) -> Outcome {
 }
 
 export! {
-    fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) {
+    fn cuLaunchHostFunc + ptsz(stream: CUstream, function: CUhostFn, data: *mut c_void) {
         let stream = stream_handle(stream);
         device_of(stream)?;
         let function = function.ok_or(INVALID)?;
@@ -74,7 +74,7 @@ export! {
 }
 
 export_also! {
-    fn cuStreamAddCallback(
+    fn cuStreamAddCallback + ptsz(
         stream: CUstream,
         callback: Callback,
         data: *mut c_void,

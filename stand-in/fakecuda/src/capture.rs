@@ -119,7 +119,7 @@ export! {
         unsafe { put(mode, CUstreamCaptureMode(former.0)) }
     }
 
-    fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) {
+    fn cuStreamIsCapturing + ptsz(stream: CUstream, status: *mut CUstreamCaptureStatus) {
         current()?;
         present(status)?;
         let (device, stream) = target(Some(stream_handle(stream)))?;
@@ -129,14 +129,14 @@ export! {
         unsafe { put(status, CUstreamCaptureStatus(found.0)) }
     }
 
-    fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) {
+    fn cuStreamBeginCapture_v2 + ptsz(stream: CUstream, mode: CUstreamCaptureMode) {
         let (device, stream) = target(Some(stream_handle(stream)))?;
         let mode = CaptureMode(mode.0);
         // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.capture_begin(device, stream, mode) }.map_err(code)
     }
 
-    fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) {
+    fn cuStreamEndCapture + ptsz(stream: CUstream, graph: *mut CUgraph) {
         current()?;
         present(graph)?;
         let (device, stream) = target(Some(stream_handle(stream)))?;
@@ -151,7 +151,7 @@ export! {
         unsafe { instantiate(executable, graph, flags, FLAGS) }
     }
 
-    fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) {
+    fn cuGraphLaunch + ptsz(executable: CUgraphExec, stream: CUstream) {
         let device = current()?;
         let executable = GraphExecHandle(executable.addr() as u64);
         // SAFETY: the host driver refuses wrong handles.

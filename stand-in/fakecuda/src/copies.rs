@@ -61,7 +61,7 @@ fn check_size(bytes: usize) -> Outcome {
 }
 
 export! {
-    fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) {
+    fn cuMemcpyHtoD_v2 + ptds(to: CUdeviceptr, from: *const c_void, bytes: usize) {
         let device = current()?;
         if bytes == 0 {
             return Ok(());
@@ -74,7 +74,7 @@ export! {
         unsafe { driver()?.copy_to_device(device, DeviceAddress(to), source) }.map_err(code)
     }
 
-    fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize) {
+    fn cuMemcpyDtoH_v2 + ptds(to: *mut c_void, from: CUdeviceptr, bytes: usize) {
         let device = current()?;
         if bytes == 0 {
             return Ok(());
@@ -87,11 +87,11 @@ export! {
         unsafe { driver()?.copy_to_host(device, destination, DeviceAddress(from)) }.map_err(code)
     }
 
-    fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+    fn cuMemcpyDtoD_v2 + ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
         between(to, from, bytes, None)
     }
 
-    fn cuMemcpyPeer(
+    fn cuMemcpyPeer + ptds(
         to: CUdeviceptr,
         to_context: CUcontext,
         from: CUdeviceptr,
@@ -101,7 +101,7 @@ export! {
         between_contexts((to_context, to), (from_context, from), bytes, None)
     }
 
-    fn cuMemcpyHtoDAsync_v2(
+    fn cuMemcpyHtoDAsync_v2 + ptsz(
         to: CUdeviceptr,
         from: *const c_void,
         bytes: usize,
@@ -127,7 +127,7 @@ export! {
         .map_err(code)
     }
 
-    fn cuMemcpyDtoHAsync_v2(
+    fn cuMemcpyDtoHAsync_v2 + ptsz(
         to: *mut c_void,
         from: CUdeviceptr,
         bytes: usize,
@@ -150,7 +150,7 @@ export! {
         }
     }
 
-    fn cuMemcpyDtoDAsync_v2(
+    fn cuMemcpyDtoDAsync_v2 + ptsz(
         to: CUdeviceptr,
         from: CUdeviceptr,
         bytes: usize,
@@ -159,7 +159,7 @@ export! {
         by_current(|| between(to, from, bytes, Some(stream_handle(stream))))?
     }
 
-    fn cuMemcpyPeerAsync(
+    fn cuMemcpyPeerAsync + ptsz(
         to: CUdeviceptr,
         to_context: CUcontext,
         from: CUdeviceptr,
@@ -171,11 +171,11 @@ export! {
         between_contexts((to_context, to), (from_context, from), bytes, stream)
     }
 
-    fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) {
+    fn cuMemsetD8_v2 + ptds(to: CUdeviceptr, value: u8, count: usize) {
         fills::fill(to, &[value], count, None)
     }
 
-    fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) {
+    fn cuMemsetD8Async + ptsz(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) {
         fills::fill(to, &[value], count, Some(stream_handle(stream)))
     }
 }

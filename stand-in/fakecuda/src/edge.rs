@@ -14,27 +14,27 @@ use cuvmm_sys::CUresult;
 pub(crate) type Outcome<T = ()> = Result<T, CUresult>;
 
 /// Defines functions with C names and C signatures. A difference from the signature in the table of
-/// `cuvmm-sys` does not compile.
+/// `cuvmm-sys` does not compile. With a suffix, as in `cuEventRecord + ptsz`, also defines the function
+/// for [`per_thread`](crate::per_thread).
 macro_rules! export {
-    ($(fn $name:ident($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($parameter: $type),*) -> cuvmm_sys::CUresult {
-            $crate::edge::answer(|| $crate::calls::around(stringify!($name), || $body))
-        }
+    ($(fn $name:ident $(+ $suffix:ident)? ($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $crate::edge::export_also! { $(fn $name $(+ $suffix)? ($($parameter: $type),*) $body)* }
 
-        const _: cuvmm_sys::functions::$name = $name;
-    )*};
+        $(const _: cuvmm_sys::functions::$name = $name;)*
+    };
 }
 pub(crate) use export;
 
 /// Defines functions with C names that the table of `cuvmm-sys` lacks: it has only functions that
 /// the library calls.
 macro_rules! export_also {
-    ($(fn $name:ident($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+    ($(fn $name:ident $(+ $suffix:ident)? ($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($parameter: $type),*) -> cuvmm_sys::CUresult {
             $crate::edge::answer(|| $crate::calls::around(stringify!($name), || $body))
         }
+
+        $crate::per_thread::per_thread! { [$($suffix)?] $name ($($parameter: $type),*) }
     )*};
 }
 pub(crate) use export_also;

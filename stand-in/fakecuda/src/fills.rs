@@ -249,11 +249,11 @@ unsafe fn copy_rows(rectangle: *const Rectangle, stream: Option<StreamHandle>) -
 macro_rules! fills_rows {
     ($($waits:ident $queues:ident $value:ty;)*) => {
         export_also! {$(
-            fn $waits(to: CUdeviceptr, pitch: usize, value: $value, width: usize, height: usize) {
+            fn $waits + ptds(to: CUdeviceptr, pitch: usize, value: $value, width: usize, height: usize) {
                 fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), None)
             }
 
-            fn $queues(
+            fn $queues + ptsz(
                 to: CUdeviceptr,
                 pitch: usize,
                 value: $value,
@@ -275,35 +275,35 @@ fills_rows! {
 }
 
 export! {
-    fn cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize) {
+    fn cuMemsetD16_v2 + ptds(to: CUdeviceptr, value: u16, count: usize) {
         fill(to, &value.to_ne_bytes(), count, None)
     }
 
-    fn cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize) {
+    fn cuMemsetD32_v2 + ptds(to: CUdeviceptr, value: u32, count: usize) {
         fill(to, &value.to_ne_bytes(), count, None)
     }
 
-    fn cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, stream: CUstream) {
+    fn cuMemsetD16Async + ptsz(to: CUdeviceptr, value: u16, count: usize, stream: CUstream) {
         fill(to, &value.to_ne_bytes(), count, Some(stream_handle(stream)))
     }
 
-    fn cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream) {
+    fn cuMemsetD32Async + ptsz(to: CUdeviceptr, value: u32, count: usize, stream: CUstream) {
         fill(to, &value.to_ne_bytes(), count, Some(stream_handle(stream)))
     }
 }
 
 export_also! {
-    fn cuMemcpy2D_v2(rectangle: *const Rectangle) {
+    fn cuMemcpy2D_v2 + ptds(rectangle: *const Rectangle) {
         // SAFETY: the caller passes the structure, or null.
         unsafe { copy_rows(rectangle, None) }
     }
 
-    fn cuMemcpy2DUnaligned_v2(rectangle: *const Rectangle) {
+    fn cuMemcpy2DUnaligned_v2 + ptds(rectangle: *const Rectangle) {
         // SAFETY: the caller passes the structure, or null.
         unsafe { copy_rows(rectangle, None) }
     }
 
-    fn cuMemcpy2DAsync_v2(rectangle: *const Rectangle, stream: CUstream) {
+    fn cuMemcpy2DAsync_v2 + ptsz(rectangle: *const Rectangle, stream: CUstream) {
         // SAFETY: the caller passes the structure, or null.
         unsafe { copy_rows(rectangle, Some(stream_handle(stream))) }
     }

@@ -84,7 +84,7 @@ export! {
         unsafe { put(address, made.0) }
     }
 
-    fn cuMemPrefetchAsync(
+    fn cuMemPrefetchAsync + ptsz(
         address: CUdeviceptr,
         bytes: usize,
         destination: CUdevice,
@@ -93,7 +93,7 @@ export! {
         prefetch(address, bytes, place(destination), stream)
     }
 
-    fn cuMemPrefetchAsync_v2(
+    fn cuMemPrefetchAsync_v2 + ptsz(
         address: CUdeviceptr,
         bytes: usize,
         destination: CUmemLocation,

@@ -65,7 +65,7 @@ export! {
         Ok(())
     }
 
-    fn cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
+    fn cuMemAllocAsync + ptsz(address: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
         current()?;
         present(address)?;
         if bytes == 0 {
@@ -80,7 +80,7 @@ export! {
         unsafe { put(address, made.0) }
     }
 
-    fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) {
+    fn cuMemFreeAsync + ptsz(address: CUdeviceptr, stream: CUstream) {
         current()?;
         if address == 0 {
             return Ok(());

@@ -211,7 +211,7 @@ export! {
         unsafe { driver()?.set_current_mem_pool(Ordinal(device), pool_handle(pool)) }.map_err(code)
     }
 
-    fn cuMemAllocFromPoolAsync(
+    fn cuMemAllocFromPoolAsync + ptsz(
         address: *mut CUdeviceptr,
         bytes: usize,
         pool: CUmemoryPool,

@@ -139,19 +139,19 @@ fn limit(limit: u32) -> Outcome<u64> {
 }
 
 export_also! {
-    fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) {
+    fn cuStreamGetFlags + ptsz(stream: CUstream, flags: *mut u32) {
         let known = about(stream)?;
         // SAFETY: C's promise (see `edge`).
         unsafe { put(flags, known.flags) }
     }
 
-    fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) {
+    fn cuStreamGetPriority + ptsz(stream: CUstream, priority: *mut i32) {
         let known = about(stream)?;
         // SAFETY: C's promise (see `edge`).
         unsafe { put(priority, known.priority) }
     }
 
-    fn cuStreamGetId(stream: CUstream, id: *mut u64) {
+    fn cuStreamGetId + ptsz(stream: CUstream, id: *mut u64) {
         let known = about(stream)?;
         let found = match stream_handle(stream) {
             StreamHandle::NULL | StreamHandle::LEGACY => 1,
@@ -163,13 +163,13 @@ export_also! {
         unsafe { put(id, found) }
     }
 
-    fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) {
+    fn cuStreamGetDevice + ptsz(stream: CUstream, device: *mut CUdevice) {
         let found = device_of(stream_handle(stream))?;
         // SAFETY: C's promise (see `edge`).
         unsafe { put(device, found.0) }
     }
 
-    fn cuStreamGetCtx_v2(stream: CUstream, context: *mut CUcontext, green: *mut *mut u8) {
+    fn cuStreamGetCtx_v2 + ptsz(stream: CUstream, context: *mut CUcontext, green: *mut *mut u8) {
         let known = about(stream)?;
         let found = match known.context {
             0 => stack::top().unwrap_or(name(current()?)),
@@ -185,7 +185,7 @@ export_also! {
         Ok(())
     }
 
-    fn cuStreamGetCaptureInfo(
+    fn cuStreamGetCaptureInfo + ptsz(
         stream: CUstream,
         status: *mut CUstreamCaptureStatus,
         id: *mut u64,
@@ -195,7 +195,7 @@ export_also! {
         unsafe { capture_info(stream, status, places) }
     }
 
-    fn cuStreamGetCaptureInfo_v2(
+    fn cuStreamGetCaptureInfo_v2 + ptsz(
         stream: CUstream,
         status: *mut CUstreamCaptureStatus,
         id: *mut u64,
@@ -207,7 +207,7 @@ export_also! {
         unsafe { capture_info(stream, status, (id, graph, nodes, null_mut(), count)) }
     }
 
-    fn cuStreamGetCaptureInfo_v3(
+    fn cuStreamGetCaptureInfo_v3 + ptsz(
         stream: CUstream,
         status: *mut CUstreamCaptureStatus,
         id: *mut u64,

@@ -197,7 +197,7 @@ unsafe fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Outco
 }
 
 export! {
-    fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) {
+    fn cuStreamGetCtx + ptsz(stream: CUstream, context: *mut CUcontext) {
         let stream = stream_handle(stream);
         let device = device_of(stream)?;
         let found = match owned::known(Object::Stream(stream.0)) {
@@ -222,19 +222,19 @@ export! {
         destroy(stream)
     }
 
-    fn cuStreamSynchronize(stream: CUstream) {
+    fn cuStreamSynchronize + ptsz(stream: CUstream) {
         let (stream, device) = live_stream(stream)?;
         // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.stream_synchronize(device, stream) }.map_err(code)
     }
 
-    fn cuStreamQuery(stream: CUstream) {
+    fn cuStreamQuery + ptsz(stream: CUstream) {
         let (stream, device) = live_stream(stream)?;
         // SAFETY: the host driver refuses wrong handles.
         done(unsafe { driver()?.stream_query(device, stream) }.map_err(code)?)
     }
 
-    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) {
+    fn cuStreamWaitEvent + ptsz(stream: CUstream, event: CUevent, flags: u32) {
         let (stream, device) = live_stream(stream)?;
         let (event, _, _) = live_event(event)?;
         check_external(device, stream, flags)?;
@@ -257,7 +257,7 @@ export! {
         destroy_event(event)
     }
 
-    fn cuEventRecord(event: CUevent, stream: CUstream) {
+    fn cuEventRecord + ptsz(event: CUevent, stream: CUstream) {
         record(event, stream)
     }
 
@@ -288,7 +288,7 @@ export_also! {
         destroy_event(event)
     }
 
-    fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) {
+    fn cuEventRecordWithFlags + ptsz(event: CUevent, stream: CUstream, flags: u32) {
         let (handle, device) = live_stream(stream)?;
         check_external(device, handle, flags)?;
         record(event, stream)

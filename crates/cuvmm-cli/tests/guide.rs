@@ -1,11 +1,7 @@
 //! The commands of the guide `processes.md` and of the front page, taken from their texts and run as
 //! these show them: programs under one limit, and a terminal beside them.
 
-#![allow(
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 mod support;
 

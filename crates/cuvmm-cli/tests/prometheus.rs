@@ -3,11 +3,7 @@
 //! Needs `prometheus` on the path or at `CUVMM_PROMETHEUS`. Without it the test says so and ends, or
 //! fails if `CUVMM_REQUIRE_PROMETHEUS` is set.
 
-#![allow(
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 mod support;
 

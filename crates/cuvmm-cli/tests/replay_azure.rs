@@ -6,7 +6,7 @@
 //! `cargo test --release -p cuvmm-cli --test replay_azure -- --nocapture`. The traces are not part
 //! of the repository; if they are missing, the test prints that and passes.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! `cuvmm top` in a terminal, beside two programs that share a ledger.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

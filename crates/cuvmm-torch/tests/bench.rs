@@ -1,12 +1,7 @@
 //! The sequences of the comparison in Python are those of `cuvmm heap --churn`, and `pools.py` runs
 //! over the stand-in for libcuda.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../../stand-in/fakecuda/testing/built.rs"]
 mod built;

@@ -1,12 +1,7 @@
 //! The C header has the library's functions with their types, and a program in C that uses it runs
 //! over the stand-in for libcuda.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../../stand-in/fakecuda/testing/built.rs"]
 mod built;

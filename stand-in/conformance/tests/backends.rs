@@ -3,12 +3,7 @@
 //!
 //! `unsafe` is allowed here to load the stand-in for libcuda that the test builds.
 #![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -2,12 +2,7 @@
 //!
 //! `unsafe` is allowed here to call the driver's functions with pointers to locals.
 #![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::ffi::c_void;
 use std::ptr::null_mut;

@@ -3,12 +3,7 @@
 //! `unsafe` is allowed here to call the C functions of the stand-in, each with pointers to locals
 //! or with null, which is what is tested.
 #![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::ptr::{null, null_mut};
 

@@ -8,12 +8,7 @@
 //! `unsafe` is allowed here to call functions by their names. Each pointer is null or points to memory of
 //! the test, and what the functions must not be given is not (see `SPARED`).
 #![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::ffi::c_void;
 

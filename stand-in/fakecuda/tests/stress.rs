@@ -7,12 +7,7 @@
 //! `unsafe` is allowed here to call the C functions of the stand-in with pointers to locals, and with
 //! addresses and handles that it returned.
 #![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::FromRawFd as _;

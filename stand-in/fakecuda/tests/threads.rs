@@ -3,12 +3,7 @@
 //! `unsafe` is allowed here to load the stand-in and to make the calls of the trait, each on
 //! objects that its own thread created.
 #![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::thread;
 

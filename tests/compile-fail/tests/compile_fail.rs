@@ -5,11 +5,7 @@
 //! the notes. If a newer compiler words it differently, run with `CUVMM_OVERWRITE=1`, and check that
 //! the error codes are unchanged.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,12 +1,7 @@
 //! `cuvmm-bench run`: the rows of the containers, of what a region does besides, and of two devices. As
 //! in the tests of the others, no figure is judged but those that the model counts.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod rows;
 

@@ -1,12 +1,7 @@
 //! `cuvmm-bench run`: the rows that take another process. As in the tests of the others, no figure is
 //! judged but what can be counted.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod rows;
 

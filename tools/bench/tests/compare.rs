@@ -1,10 +1,6 @@
 //! `cuvmm-bench compare` on files that `run --json` printed, and on others.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod rows;
 

@@ -1,6 +1,6 @@
 //! Names from the command line and from files that would act on a terminal are shown as escapes.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::process::Command;

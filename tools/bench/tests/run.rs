@@ -1,12 +1,7 @@
 //! `cuvmm-bench run` as a user meets it. No figure is judged here: what is measured on a machine that
 //! tests run on says nothing.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod rows;
 

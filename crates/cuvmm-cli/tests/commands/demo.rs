@@ -1,10 +1,6 @@
 //! `cuvmm demo`: two services and `top` from one command, which leaves nothing behind however it ends.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;

@@ -1,6 +1,6 @@
 //! Help, completions and man pages.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used)]
 
 use assert_cmd::Command;
 

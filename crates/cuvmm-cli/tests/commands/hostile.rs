@@ -1,10 +1,6 @@
 //! Names that would act on a terminal do not, whichever command prints them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -1,6 +1,6 @@
 //! `cuvmm top` and `cuvmm ctl` on ledgers of this test's own process.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used)]
 
 use std::fs::{File, Permissions};
 use std::io::Write as _;

@@ -1,10 +1,6 @@
 //! The command as programs and people start it: what it prints, and how it ends.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../../../../stand-in/fakecuda/testing/built.rs"]
 mod built;

@@ -1,6 +1,6 @@
 //! `cuvmm metrics` on ledgers of this test's own process and of others.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

@@ -1,10 +1,6 @@
 //! End-to-end tests of `cuvmm replay --layout paged`.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::PathBuf;
 

@@ -1,11 +1,7 @@
 //! End-to-end tests of `cuvmm replay --processes`: the figures of several processes in one report,
 //! and the end of all processes when one fails.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fmt::Write as _;
 use std::io::Write as _;

@@ -1,6 +1,6 @@
 //! No line of default output is wider than 100 columns; `--verbose` has no such bound.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used)]
 
 use assert_cmd::Command;
 

@@ -1,6 +1,6 @@
 //! The command line itself: words that are misspelled, and missing verbs.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used)]
 
 use assert_cmd::Command;
 

@@ -4,12 +4,7 @@
 //! `unsafe` is used to load the two libraries and to call their C functions. The addresses and
 //! streams that are passed came from them.
 #![allow(unsafe_code, dead_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::PathBuf;

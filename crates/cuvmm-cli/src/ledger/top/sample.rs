@@ -3,7 +3,7 @@
 //! Only the library can construct its structs, so one process joins a ledger of the host driver,
 //! and its figures are changed.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,6 +6,7 @@ pub mod attention;
 pub mod books;
 pub mod busy;
 pub mod captures;
+pub mod compaction;
 pub mod executor;
 mod manner;
 pub mod panics;

@@ -2,38 +2,14 @@
 
 use crate::common;
 use crate::common::books::{are_the_drivers, balanced};
+use crate::common::compaction::{CALLS, assert_stamped, exact, sizes, stamp_all};
 use crate::common::panics::panics_at;
-use crate::common::{D0, G, Rig};
+use crate::common::{D0, G};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{BlockError, MemoryError};
-use cuvmm::{Block, Growth, Pool, Stream, Tenant};
-
-fn pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
-    common::limited(rig, granules)
-        .growth(Growth::Exact)
-        .largest_extent(8 * G)
-        .build()
-        .unwrap()
-}
-
-/// The calls that a compaction makes, except freeing addresses, whose failure the drop reports.
-const CALLS: &[Call] = &[
-    Call::MemAddressReserve,
-    Call::MemCreate,
-    Call::MemRelease,
-    Call::MemMap,
-    Call::MemSetAccess,
-    Call::MemUnmap,
-    Call::MemcpyDtoDAsync,
-    Call::StreamCreate,
-    Call::StreamSynchronize,
-    Call::StreamIsCapturing,
-    Call::StreamQuery,
-    Call::ThreadExchangeStreamCaptureMode,
-];
+use cuvmm::{Block, Growth, Stream, Tenant};
 
 /// Allocates a block of single granules, each stamped with its number.
 fn pieces(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
@@ -42,33 +18,13 @@ fn pieces(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
     for granule in 1..granules {
         block.try_grow_to((granule + 1) * G).unwrap();
     }
-    for granule in 0..granules {
-        block.write(granule * G, &stamp(granule)).unwrap();
-        block.write((granule + 1) * G - 8, &stamp(granule)).unwrap();
-    }
+    stamp_all(&block);
     block
-}
-
-fn stamp(granule: u64) -> [u8; 8] {
-    (granule + 1)
-        .wrapping_mul(0x0102_0304_0506_0709)
-        .to_le_bytes()
-}
-
-fn assert_stamped(rig: &Rig<impl Backing>, block: &Block) {
-    if rig.keeps_bytes() {
-        for granule in 0..block.size() / G {
-            let mut bytes = [[0; 8]; 2];
-            block.read(granule * G, &mut bytes[0]).unwrap();
-            block.read((granule + 1) * G - 8, &mut bytes[1]).unwrap();
-            assert_eq!(bytes, [stamp(granule); 2], "granule {granule}");
-        }
-    }
 }
 
 on_both! {
     fn many_small_extents_become_few_and_keep_their_bytes(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let block = pieces(&tenant, &stream, 20);
         let address = block.address();
         assert_eq!(block.extents().len(), 20);
@@ -77,8 +33,7 @@ on_both! {
         assert_eq!((done.copied, done.steps, done.stopped), (20 * G, 3, false));
         assert_eq!(done.released, 20 * G, "the old extents");
         assert_eq!(block.address(), address);
-        let sizes: Vec<u64> = block.extents().iter().map(|extent| extent.size / G).collect();
-        assert_eq!(sizes, [8, 8, 4]);
+        assert_eq!(sizes(&block), [8, 8, 4]);
         assert_stamped(rig, &block);
         balanced(rig, &pool);
         assert_eq!(pool.stats().in_use, 20 * G);
@@ -87,7 +42,7 @@ on_both! {
     }
 
     fn it_stops_when_told_to_and_goes_on_later(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let (one, two) = (pieces(&tenant, &stream, 8), pieces(&tenant, &stream, 8));
         let done = pool.compact(|so_far| so_far.steps < 1).unwrap();
         assert_eq!((done.steps, done.stopped, done.extents_after), (1, true, 9));
@@ -98,7 +53,7 @@ on_both! {
     }
 
     fn what_is_leased_or_at_work_stays(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let (leased, busy) = (pieces(&tenant, &stream, 8), pieces(&tenant, &stream, 8));
         let lease = leased.lease();
         rig.held_kernel(&stream, &[], &[(busy.address(), G, 1)]);
@@ -117,7 +72,7 @@ on_both! {
     }
 
     fn without_room_for_a_copy_nothing_moves(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 20));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 20).build().unwrap());
         let block = pieces(&tenant, &stream, 16);
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.no_space, done.copied, done.extents_after), (2, 0, 16));
@@ -127,7 +82,7 @@ on_both! {
     }
 
     fn idle_memory_in_pieces_goes_back(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         drop(pieces(&tenant, &stream, 8));
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.copied, done.released, done.extents_after), (0, 8 * G, 0));
@@ -136,7 +91,7 @@ on_both! {
 
     fn every_call_of_a_compaction_may_fail_once(rig) {
         for k in 1..200 {
-            let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+            let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
             let block = pieces(&tenant, &stream, 8);
             rig.faults.forget();
             rig.faults.arm(common::nth_of(k, CUresult::CUDA_ERROR_UNKNOWN, CALLS));
@@ -161,7 +116,7 @@ on_both! {
     }
 
     fn what_two_failures_lose_is_said(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let block = pieces(&tenant, &stream, 8);
         rig.faults.forget();
         // The first mapping is the copy's own. Then neither the new nor the old memory can be
@@ -177,7 +132,7 @@ on_both! {
     }
 
     fn a_hole_beside_new_memory_that_stays_is_said(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let mut block = tenant
             .block(G)
             .capacity(8 * G)
@@ -188,10 +143,6 @@ on_both! {
         for granules in [3, 5] {
             block.grow_to(granules * G).unwrap();
         }
-        let sizes = |block: &Block| -> Vec<u64> {
-            let extents = block.extents();
-            extents.iter().map(|extent| extent.size / G).collect()
-        };
         assert_eq!(sizes(&block), [1, 2, 2]);
         rig.faults.forget();
         // New memory of four granules is mapped, the next extent is not; and the first cannot be
@@ -213,7 +164,7 @@ on_both! {
     }
 
     fn what_can_be_put_back_is_not_lost_with_what_cannot(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let block = pieces(&tenant, &stream, 8);
         rig.faults.forget();
         // The new memory cannot be mapped, and neither can the last but one extent of the old, in
@@ -238,7 +189,7 @@ on_both! {
 #[test]
 fn a_panic_while_the_addresses_of_a_copy_are_freed_loses_no_memory_of_the_pool() {
     let rig = common::host();
-    let (pool, tenant, stream) = common::with_stream(&rig, pool(&rig, 64));
+    let (pool, tenant, stream) = common::with_stream(&rig, exact(&rig, 64).build().unwrap());
     let block = pieces(&tenant, &stream, 5);
     stream.synchronize().unwrap();
     let compact = || pool.compact(|_| true).map(drop);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::common;
 use crate::common::attention::{SMALL, Scene, assert_attends, fill, salts};
 use crate::common::books::{balanced, books};
+use crate::common::compaction::sizes;
 use crate::common::sweep::{sweep_partly, text};
 use crate::common::{D0, G, Rig, busy, pool};
 use crate::on_both;
@@ -35,14 +36,6 @@ fn shows(rig: &Rig<impl Backing>, block: &Block, granules: std::ops::Range<u64>)
         block.read(granule * G, &mut bytes).unwrap();
         assert_eq!(bytes, [granule as u8 + 1; 8], "granule {granule}");
     }
-}
-
-fn sizes(block: &Block) -> Vec<u64> {
-    block
-        .extents()
-        .iter()
-        .map(|extent| extent.size / G)
-        .collect()
 }
 
 fn is_in_use(outcome: &Result<u64, BlockError>) -> bool {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::common::books::{balanced, books, figures};
+use crate::common::compaction::exact;
 use crate::common::executor::Task;
 use crate::common::{self, G, Rig, limited};
 use crate::on_both;
@@ -165,7 +166,7 @@ on_both! {
     }
 
     fn leases_begin_while_a_cut_runs(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 64).growth(Growth::Exact).largest_extent(8 * G).build().unwrap());
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let compactor = scope.spawn(|| {
@@ -207,7 +208,7 @@ on_both! {
     }
 
     fn a_block_in_the_place_of_a_movable_one_that_went_meanwhile_stays(rig) {
-        let pool = limited(rig, 20).growth(Growth::Exact).largest_extent(8 * G).build().unwrap();
+        let pool = exact(rig, 20).build().unwrap();
         let (tenant, other) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let make = |granules| {
@@ -247,7 +248,7 @@ on_both! {
     }
 
     fn blocks_sleep_go_and_fork_between_the_steps_of_a_compaction(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 96).growth(Growth::Exact).largest_extent(8 * G).build().unwrap());
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 96).build().unwrap());
         let store = HostStore::builder(&rig.device).limit(64 * G).build().unwrap();
         for act in 0..4 {
             let mut blocks: Vec<Block> = (1..6).map(|seed| {
@@ -291,7 +292,7 @@ on_both! {
     }
 
     fn a_compaction_while_blocks_fall_asleep_leaves_them_alone(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 64).growth(Growth::Exact).largest_extent(8 * G).build().unwrap());
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let store = HostStore::builder(&rig.device).limit(64 * G).build().unwrap();
         let make = |tag: &'static str, seed| {
             let of = tenant.block(8 * G).home_stream(&stream).tag(tag);
@@ -320,7 +321,7 @@ on_both! {
 
     fn a_future_is_woken_by_a_compaction(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = limited(rig, 20).growth(Growth::Exact).largest_extent(8 * G).mapper(&mapper).build().unwrap();
+        let pool = exact(rig, 20).mapper(&mapper).build().unwrap();
         let (tenant, other) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let mut block = tenant.block(16 * G).home_stream(&stream).try_allocate().unwrap();
@@ -351,7 +352,7 @@ on_both! {
     }
 
     fn a_block_of_a_hardened_pool_grows_again(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 64).largest_extent(8 * G).growth(Growth::Exact).hardened(cuvmm::Hardened::default()).build().unwrap());
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).hardened(cuvmm::Hardened::default()).build().unwrap());
         let mut block = tenant.block(8 * G).home_stream(&stream).try_allocate().unwrap();
         fill(rig, &block, 0, 2);
         block.shrink_to(3 * G).unwrap();
@@ -363,7 +364,7 @@ on_both! {
     }
 
     fn what_is_in_place_after_a_loss_is_not_reported_as_lost(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 64).largest_extent(8 * G).growth(Growth::Exact).build().unwrap());
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let block = tenant.block(8 * G).home_stream(&stream);
         let mut block = block.try_allocate().unwrap();
         fill(rig, &block, 0, 2);

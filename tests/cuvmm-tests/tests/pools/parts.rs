@@ -6,29 +6,14 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::common::books::{balanced, books};
+use crate::common::compaction::{CALLS, assert_stamped, exact, sizes, stamp, stamp_all};
 use crate::common::executor::Task;
-use crate::common::{self, D0, G, Rig, shareable};
+use crate::common::{self, D0, G};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::BlockError;
-use cuvmm::{Block, Growth, Mapper, Pool, Stream, Tenant};
-
-/// A pool whose blocks begin with extents of at most eight granules.
-fn pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
-    let pool = common::limited(rig, granules);
-    pool.growth(Growth::Exact)
-        .largest_extent(8 * G)
-        .build()
-        .unwrap()
-}
-
-fn stamp(granule: u64) -> [u8; 8] {
-    (granule + 1)
-        .wrapping_mul(0x0102_0304_0506_0709)
-        .to_le_bytes()
-}
+use cuvmm::{Block, Mapper, Stream, Tenant};
 
 /// Allocates a block, and stamps both ends of each granule with its number.
 fn stamped(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
@@ -38,36 +23,10 @@ fn stamped(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
     block
 }
 
-fn stamp_all(block: &Block) {
-    for granule in 0..block.size() / G {
-        block.write(granule * G, &stamp(granule)).unwrap();
-        block.write((granule + 1) * G - 8, &stamp(granule)).unwrap();
-    }
-}
-
-fn assert_stamped(rig: &Rig<impl Backing>, block: &Block) {
-    if rig.keeps_bytes() {
-        for granule in 0..block.size() / G {
-            let mut bytes = [[0; 8]; 2];
-            block.read(granule * G, &mut bytes[0]).unwrap();
-            block.read((granule + 1) * G - 8, &mut bytes[1]).unwrap();
-            assert_eq!(bytes, [stamp(granule); 2], "granule {granule}");
-        }
-    }
-}
-
-fn sizes(block: &Block) -> Vec<u64> {
-    let extents = block.extents();
-    extents.iter().map(|extent| extent.size / G).collect()
-}
-
 on_both! {
     fn half_of_an_extent_serves_another_tenant(rig) {
-        let pool = pool(rig, 16);
-        let (llama, other) = (
-            pool.tenant("llama").register().unwrap(),
-            pool.tenant("other").register().unwrap(),
-        );
+        let pool = exact(rig, 16).build().unwrap();
+        let [llama, other] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let mut block = stamped(&llama, &stream, 8);
         let address = block.address();
@@ -95,7 +54,7 @@ on_both! {
     }
 
     fn a_block_keeps_its_size_in_whole_granules(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let mut block = stamped(&tenant, &stream, 24);
         assert_eq!(sizes(&block), [8, 8, 8]);
         block.shrink_to(13 * G + 1).unwrap();
@@ -116,7 +75,7 @@ on_both! {
     }
 
     fn the_least_to_copy_comes_first(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 17));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 17).build().unwrap());
         let (mut large, mut small) = (stamped(&tenant, &stream, 8), stamped(&tenant, &stream, 8));
         large.shrink_to(7 * G).unwrap();
         small.shrink_to(G).unwrap();
@@ -135,11 +94,8 @@ on_both! {
     }
 
     fn a_tenant_compacts_its_own_blocks(rig) {
-        let pool = pool(rig, 64);
-        let (one, other) = (
-            pool.tenant("one").register().unwrap(),
-            pool.tenant("other").register().unwrap(),
-        );
+        let pool = exact(rig, 64).build().unwrap();
+        let [one, other] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let (mut mine, mut theirs) = (stamped(&one, &stream, 8), stamped(&other, &stream, 8));
         mine.shrink_to(3 * G).unwrap();
@@ -151,11 +107,8 @@ on_both! {
     }
 
     fn without_room_for_the_live_part_the_extent_stays(rig) {
-        let pool = pool(rig, 11);
-        let (tenant, other) = (
-            pool.tenant("a").register().unwrap(),
-            pool.tenant("b").register().unwrap(),
-        );
+        let pool = exact(rig, 11).build().unwrap();
+        let [tenant, other] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let mut block = stamped(&tenant, &stream, 8);
         block.shrink_to(4 * G).unwrap();
@@ -172,7 +125,7 @@ on_both! {
     }
 
     fn what_stays_is_counted_by_its_reason(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 64).largest_extent(8 * G).growth(Growth::Exact).build().unwrap());
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).shareable(HandleTypes::POSIX_FD).build().unwrap());
         let blocks = || stamped(&tenant, &stream, 8);
         let (mut leased, mut busy, mut exported, mut forked) = (blocks(), blocks(), blocks(), blocks());
         let fork = forked.fork(8 * G, 8 * G).unwrap();
@@ -198,7 +151,7 @@ on_both! {
     fn every_driver_call_of_a_cut_failed_once_and_twice(rig) {
         for twice in [false, true] {
             for k in 1.. {
-                let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+                let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
                 let mut block = stamped(&tenant, &stream, 16);
                 block.shrink_to(15 * G).unwrap();
                 rig.faults.forget();
@@ -227,7 +180,7 @@ on_both! {
     }
 
     fn what_several_failures_lose_is_said(rig) {
-        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
+        let (pool, tenant, stream) = common::with_stream(rig, exact(rig, 64).build().unwrap());
         let mut block = stamped(&tenant, &stream, 8);
         block.shrink_to(7 * G).unwrap();
         rig.faults.forget();
@@ -251,11 +204,8 @@ on_both! {
 
     // I-87
     fn a_movable_block_gives_under_pressure_what_it_has_given_up(rig) {
-        let pool = pool(rig, 16);
-        let (llama, other) = (
-            pool.tenant("llama").register().unwrap(),
-            pool.tenant("other").register().unwrap(),
-        );
+        let pool = exact(rig, 16).build().unwrap();
+        let [llama, other] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let block = llama.block(8 * G).home_stream(&stream).movable(true);
         let mut block = block.try_allocate().unwrap();
@@ -289,7 +239,7 @@ on_both! {
     }
 
     fn only_blocks_whose_owners_agreed_are_moved(rig) {
-        let (_pool, tenant, stream) = common::with_stream(rig, pool(rig, 16));
+        let (_pool, tenant, stream) = common::with_stream(rig, exact(rig, 16).build().unwrap());
         let mut block = stamped(&tenant, &stream, 8);
         block.shrink_to(3 * G).unwrap();
         assert!(tenant.try_allocate(12 * G).is_err());
@@ -297,7 +247,7 @@ on_both! {
     }
 
     fn memory_of_a_movable_block_does_not_make_the_next_block_movable(rig) {
-        let (_pool, tenant, stream) = common::with_stream(rig, pool(rig, 16));
+        let (_pool, tenant, stream) = common::with_stream(rig, exact(rig, 16).build().unwrap());
         let block = tenant.block(8 * G).home_stream(&stream).movable(true);
         drop(block.try_allocate().unwrap());
         let mut block = stamped(&tenant, &stream, 8);
@@ -314,8 +264,7 @@ on_both! {
 
     fn a_future_gets_the_memory_when_a_lease_ends(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = common::limited(rig, 16).mapper(&mapper);
-        let (_pool, tenant) = common::with_tenant(pool.growth(Growth::Exact).largest_extent(8 * G).build().unwrap());
+        let (_pool, tenant) = common::with_tenant(exact(rig, 16).mapper(&mapper).build().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(8 * G).home_stream(&stream).movable(true);
         let mut block = block.try_allocate().unwrap();
@@ -329,7 +278,7 @@ on_both! {
     }
 
     fn a_tenants_own_limit_is_met_by_its_own_blocks(rig) {
-        let pool = pool(rig, 64);
+        let pool = exact(rig, 64).build().unwrap();
         let (one, other) = (
             pool.tenant("one").limit(16 * G).register().unwrap(),
             pool.tenant("other").register().unwrap(),
@@ -351,7 +300,7 @@ on_both! {
     }
 
     fn nobody_gives_below_a_guarantee(rig) {
-        let pool = pool(rig, 16);
+        let pool = exact(rig, 16).build().unwrap();
         let (kept, other) = (
             pool.tenant("kept").guarantee(8 * G).register().unwrap(),
             pool.tenant("other").register().unwrap(),
@@ -365,7 +314,7 @@ on_both! {
     }
 
     fn a_request_that_waits_gets_the_memory_when_a_lease_ends(rig) {
-        let pool = pool(rig, 16);
+        let pool = exact(rig, 16).build().unwrap();
         let (send, sent) = mpsc::channel();
         let tenant = pool.tenant("a").on_shortage(move |_| send.send(()).unwrap());
         let tenant = tenant.register().unwrap();
@@ -387,11 +336,8 @@ on_both! {
     }
 
     fn who_leases_and_launches_meets_no_hazard_beside_who_presses(rig) {
-        let pool = pool(rig, 16);
-        let (llama, other) = (
-            pool.tenant("llama").register().unwrap(),
-            pool.tenant("other").register().unwrap(),
-        );
+        let pool = exact(rig, 16).build().unwrap();
+        let [llama, other] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let block = llama.block(8 * G).home_stream(&stream).movable(true);
         let mut block = block.try_allocate().unwrap();
@@ -424,19 +370,3 @@ on_both! {
         balanced(rig, &pool);
     }
 }
-
-/// The calls that a cut makes, except freeing addresses, whose failure the drop reports.
-const CALLS: &[Call] = &[
-    Call::MemAddressReserve,
-    Call::MemCreate,
-    Call::MemRelease,
-    Call::MemMap,
-    Call::MemSetAccess,
-    Call::MemUnmap,
-    Call::MemcpyDtoDAsync,
-    Call::StreamCreate,
-    Call::StreamSynchronize,
-    Call::StreamIsCapturing,
-    Call::StreamQuery,
-    Call::ThreadExchangeStreamCaptureMode,
-];

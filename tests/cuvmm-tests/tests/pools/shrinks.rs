@@ -2,6 +2,7 @@
 //! without a copy. Other blocks have the fewest extents, as ever.
 
 use crate::common::books::{balanced, books};
+use crate::common::compaction::sizes;
 use crate::common::executor::block_on;
 use crate::common::sweep::{sweep, text};
 use crate::common::world;
@@ -23,12 +24,6 @@ fn tenant(pool: &Pool, name: &str) -> Tenant {
 fn shrinking<'a>(tenant: &'a Tenant, stream: &'a Stream, granules: u64) -> BlockBuilder<'a> {
     let builder = tenant.block(granules * G).home_stream(stream);
     builder.expect_shrink(true)
-}
-
-/// Returns the sizes of a block's extents in granules.
-fn sizes(block: &Block) -> Vec<u64> {
-    let extents = block.extents();
-    extents.iter().map(|extent| extent.size / G).collect()
 }
 
 /// Returns the bytes that `kept` bytes may strand.

@@ -8,10 +8,29 @@ use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::{ArgumentError, MemoryError};
 use cuvmm::region::Kept;
-use cuvmm::{Pool, Region, Stream};
+use cuvmm::{Layout, Place, Pool, Region, Stream};
 
-/// A region of sixteen granules in extents of at most eight, wholly committed. The first bytes of
-/// each granule say which it is.
+/// A region of sixteen granules of host memory in extents of at most eight.
+pub(crate) fn on_the_host(rig: &Rig<impl Backing>, stream: &Stream) -> Region {
+    let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
+    let layout = Layout::on(Place::HostNuma(0));
+    let mut region = common::committed(builder.layout(layout), 16 * G);
+    stamp(&mut region, stream);
+    region
+}
+
+/// Writes the number of each committed granule to both ends of it.
+pub(crate) fn stamp(region: &mut Region, stream: &Stream) {
+    for granule in 0..region.size() / G {
+        if region.is_committed(granule * G..(granule + 1) * G) {
+            for at in [granule * G, (granule + 1) * G - 8] {
+                region.write(stream, at, &[granule as u8 + 1; 8]).unwrap();
+            }
+        }
+    }
+}
+
+/// A region of sixteen granules in extents of at most eight, wholly committed and stamped.
 fn stamped(rig: &Rig<impl Backing>, pool: Option<&Pool>, stream: &Stream) -> Region {
     let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
     let tenant = pool.map(|pool| pool.tenant("a").register().unwrap());
@@ -21,31 +40,30 @@ fn stamped(rig: &Rig<impl Backing>, pool: Option<&Pool>, stream: &Stream) -> Reg
     }
     .unwrap();
     region.commit(0..16 * G).unwrap();
-    for granule in 0..16 {
-        region
-            .write(stream, granule * G, &[granule as u8 + 1; 8])
-            .unwrap();
-    }
+    stamp(&mut region, stream);
     region
 }
 
 /// Checks the stamps of committed granules, and that those of `zeros` read as zero.
-fn shows(rig: &Rig<impl Backing>, region: &Region, stream: &Stream, zeros: &[u64]) {
-    for granule in 0..16 {
+pub(crate) fn shows(rig: &Rig<impl Backing>, region: &Region, stream: &Stream, zeros: &[u64]) {
+    for granule in 0..region.size() / G {
         if !rig.keeps_bytes() || !region.is_committed(granule * G..(granule + 1) * G) {
             continue;
         }
-        let mut bytes = [0; 8];
-        region.read(stream, granule * G, &mut bytes).unwrap();
         let expected = match zeros.contains(&granule) {
             true => 0,
             false => granule as u8 + 1,
         };
-        assert_eq!(bytes, [expected; 8], "granule {granule}");
+        for at in [granule * G, (granule + 1) * G - 8] {
+            let mut bytes = [0; 8];
+            region.read(stream, at, &mut bytes).unwrap();
+            assert_eq!(bytes, [expected; 8], "granule {granule}");
+        }
     }
 }
 
-fn extents(region: &Region) -> Vec<(u64, u64)> {
+/// Returns the place and the size of each extent, in granules.
+pub(crate) fn extents(region: &Region) -> Vec<(u64, u64)> {
     let extents = region.extents();
     extents
         .iter()
@@ -317,11 +335,15 @@ on_both! {
     }
 
     fn every_driver_call_failed_once_and_twice(rig) {
-        for (in_pool, twice) in [(false, false), (false, true), (true, false), (true, true)] {
+        let kinds = [(false, false), (true, false), (false, true)];
+        for (in_pool, on_host, twice) in kinds.into_iter().flat_map(|(a, b)| [(a, b, false), (a, b, true)]) {
             for k in 1.. {
                 let pool = common::limited(rig, 64).largest_extent(8 * G).build().unwrap();
                 let stream = Stream::new(&rig.device).unwrap();
-                let mut region = stamped(rig, in_pool.then_some(&pool), &stream);
+                let mut region = match on_host {
+                    true => on_the_host(rig, &stream),
+                    false => stamped(rig, in_pool.then_some(&pool), &stream),
+                };
                 region.decommit_after(3 * G..8 * G, &[]).unwrap();
                 rig.faults.forget();
                 let refused = CUresult::CUDA_ERROR_UNKNOWN;

@@ -1,40 +1,13 @@
 //! Compaction of regions: at all places, beside faults and waiting requests, and in a pool.
 
 use crate::common::books::books;
-use crate::common::{self, D0, G, Rig, pool};
+use crate::common::{self, D0, G, pool};
+use crate::compact::{extents, on_the_host, shows, stamp};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::MemoryError;
 use cuvmm::{Access, HostExtents, Layout, Place, Region, Stream};
-
-fn stamp(_: &Rig<impl Backing>, region: &mut Region, stream: &Stream) {
-    for granule in 0..region.size() / G {
-        let range = granule * G..(granule + 1) * G;
-        if region.is_committed(range) {
-            region
-                .write(stream, granule * G, &[granule as u8 + 1; 8])
-                .unwrap();
-            region
-                .write(stream, (granule + 1) * G - 8, &[granule as u8 + 1; 8])
-                .unwrap();
-        }
-    }
-}
-
-fn shows(rig: &Rig<impl Backing>, region: &Region, stream: &Stream) {
-    for granule in 0..region.size() / G {
-        if !rig.keeps_bytes() || !region.is_committed(granule * G..(granule + 1) * G) {
-            continue;
-        }
-        for at in [granule * G, (granule + 1) * G - 8] {
-            let mut bytes = [0; 8];
-            region.read(stream, at, &mut bytes).unwrap();
-            assert_eq!(bytes, [granule as u8 + 1; 8], "granule {granule}");
-        }
-    }
-}
 
 fn sums(region: &Region) {
     let it = region.stats();
@@ -43,60 +16,18 @@ fn sums(region: &Region) {
     assert_eq!(it.held, parts, "{it:?}");
 }
 
-fn lie(region: &Region) -> Vec<(u64, u64)> {
-    let one = |extent: &cuvmm::Extent| (extent.offset / G, extent.size / G);
-    region.extents().iter().map(one).collect()
-}
-
 on_both! {
     fn a_region_in_host_memory_is_compacted(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let layout = Layout::on(Place::HostNuma(0));
-        let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G).layout(layout);
-        let mut region = common::committed(builder, 16 * G);
-        stamp(rig, &mut region, &stream);
+        let mut region = on_the_host(rig, &stream);
         region.decommit_after(4 * G..8 * G, &[]).unwrap();
         region.decommit_after(9 * G..12 * G, &[]).unwrap();
         let done = region.compact(&stream);
-        shows(rig, &region, &stream);
+        shows(rig, &region, &stream, &[]);
         let done = done.unwrap();
         assert_eq!(done.given_back, 7 * G);
-        assert_eq!(lie(&region), [(0, 4), (8, 1), (12, 4)]);
+        assert_eq!(extents(&region), [(0, 4), (8, 1), (12, 4)]);
         sums(&region);
-    }
-
-    fn each_call_of_a_compaction_in_host_memory_fails_once(rig) {
-        let calls = [
-            Call::MemAddressReserve, Call::MemCreate, Call::MemMap, Call::MemSetAccess, Call::MemUnmap,
-            Call::MemcpyDtoDAsync, Call::StreamSynchronize, Call::StreamIsCapturing,
-        ];
-        for twice in [false, true] {
-            for k in 1.. {
-                let stream = Stream::new(&rig.device).unwrap();
-                let layout = Layout::on(Place::HostNuma(0));
-                let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G).layout(layout);
-                let mut region = common::committed(builder, 16 * G);
-                stamp(rig, &mut region, &stream);
-                region.decommit_after(3 * G..8 * G, &[]).unwrap();
-                rig.faults.forget();
-                rig.faults.arm(common::nth_of(k, CUresult::CUDA_ERROR_UNKNOWN, &calls));
-                if twice {
-                    rig.faults.arm(common::nth_of(k + 1, CUresult::CUDA_ERROR_UNKNOWN, &calls));
-                }
-                let outcome = region.compact(&stream);
-                let hit = rig.faults.injected() > 0;
-                rig.faults.disarm();
-                shows(rig, &region, &stream);
-                sums(&region);
-                assert_eq!(region.committed(), 11 * G, "{k}: {outcome:?}");
-                drop((region, stream));
-                assert_eq!(rig.machine.live().physicals, 0, "{k}");
-                if !hit {
-                    assert!(k > 8);
-                    break;
-                }
-            }
-        }
     }
 
     fn memory_that_moved_to_the_host_is_compacted(rig) {
@@ -106,14 +37,14 @@ on_both! {
         ready.prepare(4 * G, 2).unwrap();
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G).host_extents(&ready);
         let mut region = common::committed(builder, 16 * G);
-        stamp(rig, &mut region, &stream);
+        stamp(&mut region, &stream);
         region.relocate(0..8 * G, &Place::HostNuma(0), &stream).unwrap();
         region.decommit_after(4 * G..8 * G, &[]).unwrap();
         let done = region.compact(&stream);
-        shows(rig, &region, &stream);
+        shows(rig, &region, &stream, &[]);
         let done = done.unwrap();
         assert_eq!(done.given_back, 4 * G);
-        assert_eq!(lie(&region), [(0, 4), (8, 8)]);
+        assert_eq!(extents(&region), [(0, 4), (8, 8)]);
         sums(&region);
     }
 
@@ -124,7 +55,7 @@ on_both! {
         let layout = Layout::round_robin(stripes, 4 * G);
         let mut region = common::committed(Region::builder(&rig.device, 16 * G).layout(layout), 16 * G);
         region.grant(&second, Access::ReadWrite).unwrap();
-        stamp(rig, &mut region, &stream);
+        stamp(&mut region, &stream);
         region.decommit_after(5 * G..7 * G, &[]).unwrap();
         region.decommit_after(8 * G..11 * G, &[]).unwrap();
         let before: Vec<_> = region.extents().iter().map(|it| (it.offset, it.location)).collect();
@@ -134,9 +65,9 @@ on_both! {
             let old = before.iter().rfind(|it| it.0 <= extent.offset).unwrap();
             assert_eq!(old.1, extent.location);
         }
-        shows(rig, &region, &stream);
+        shows(rig, &region, &stream, &[]);
         let other = Stream::new(&second).unwrap();
-        shows(rig, &region, &other);
+        shows(rig, &region, &other, &[]);
         sums(&region);
     }
 
@@ -144,7 +75,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
         let mut region = common::committed(builder, 8 * G);
-        stamp(rig, &mut region, &stream);
+        stamp(&mut region, &stream);
         region.back_with_zeros(0..16 * G).unwrap();
         region.decommit_after(4 * G..8 * G, &[]).unwrap();
         region.back_with_zeros(0..16 * G).unwrap();
@@ -154,14 +85,14 @@ on_both! {
         assert_eq!(region.zero_backed(), 8 * G);
         region.back_with_zeros(0..16 * G).unwrap();
         assert_eq!(region.zero_backed(), 12 * G);
-        shows(rig, &region, &stream);
+        shows(rig, &region, &stream, &[]);
         if rig.keeps_bytes() {
             assert_eq!(common::copy(rig, region.address().0 + 5 * G), Some([0; 4]));
         }
         sums(&region);
         region.commit(0..16 * G).unwrap();
-        stamp(rig, &mut region, &stream);
-        shows(rig, &region, &stream);
+        stamp(&mut region, &stream);
+        shows(rig, &region, &stream, &[]);
         assert_eq!(region.compact(&stream).unwrap().steps, 0);
         region.decommit_after(1..16 * G, &[]).unwrap_err();
         region.decommit_after(G..16 * G, &[]).unwrap();
@@ -187,7 +118,7 @@ on_both! {
                 false => builder.reserve().unwrap(),
             };
             region.commit(0..16 * G).unwrap();
-            stamp(rig, &mut region, &stream);
+            stamp(&mut region, &stream);
             region.decommit_after(3 * G..8 * G, &[]).unwrap();
             region.decommit_after(9 * G..12 * G, &[]).unwrap();
             for _ in 0..random.u64(3..9) {
@@ -196,17 +127,17 @@ on_both! {
             }
             let outcome = region.compact(&stream);
             rig.faults.disarm();
-            shows(rig, &region, &stream);
+            shows(rig, &region, &stream, &[]);
             let it = region.stats();
             let parts = it.committed + it.pending_free + it.stranded + it.quarantined;
-            assert_eq!(it.held, parts, "round {round}: {outcome:?} {it:?} {:?}", lie(&region));
+            assert_eq!(it.held, parts, "round {round}: {outcome:?} {it:?} {:?}", extents(&region));
             if !matches!(outcome, Err(MemoryError::Lost { .. })) {
                 assert_eq!(region.committed(), 8 * G, "round {round}: {outcome:?}");
                 if in_pool {
                     common::books::balanced(rig, &pool);
                 }
                 let again = region.compact(&stream);
-                shows(rig, &region, &stream);
+                shows(rig, &region, &stream, &[]);
                 let _ = again;
                 sums(&region);
             } else if in_pool {
@@ -226,7 +157,7 @@ on_both! {
         let [tenant, other] = common::tenants(&pool);
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
         let mut region = common::committed(builder.in_tenant(&tenant).home_stream(&stream), 16 * G);
-        stamp(rig, &mut region, &stream);
+        stamp(&mut region, &stream);
         region.decommit_after(4 * G..8 * G, &[]).unwrap();
         region.decommit_after(10 * G..16 * G, &[]).unwrap();
         let waiter = std::thread::spawn(move || {
@@ -235,7 +166,7 @@ on_both! {
         });
         region.compact(&stream).unwrap();
         waiter.join().unwrap().unwrap();
-        shows(rig, &region, &stream);
+        shows(rig, &region, &stream, &[]);
         books(rig, &pool);
     }
 
@@ -250,7 +181,7 @@ on_both! {
                 false => builder.reserve().unwrap(),
             };
             region.commit(0..8 * G).unwrap();
-            stamp(rig, &mut region, &stream);
+            stamp(&mut region, &stream);
             region.decommit_after(7 * G..8 * G, &[]).unwrap();
             rig.faults.forget();
             // Three mappings lie beside. The third in place is refused; of the two before it, the
@@ -261,14 +192,14 @@ on_both! {
             let lost = region.compact(&stream);
             rig.faults.disarm();
             assert!(matches!(lost, Err(MemoryError::Lost { .. })), "{lost:?}");
-            shows(rig, &region, &stream);
+            shows(rig, &region, &stream, &[]);
             sums(&region);
             if in_pool {
                 books(rig, &pool);
             }
             region.purge().unwrap();
             region.commit(0..8 * G).unwrap();
-            assert_eq!(lie(&region).iter().map(|it| it.1).sum::<u64>(), 8);
+            assert_eq!(extents(&region).iter().map(|it| it.1).sum::<u64>(), 8);
         }
     }
 
@@ -276,12 +207,12 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G).mapping_limit(2);
         let mut region = common::committed(builder, 16 * G);
-        stamp(rig, &mut region, &stream);
+        stamp(&mut region, &stream);
         region.decommit_after(7 * G..8 * G, &[]).unwrap();
         region.decommit_after(12 * G..16 * G, &[]).unwrap();
         let done = region.compact(&stream).unwrap();
         assert_eq!((done.kept.partly_used, done.given_back), (G, 4 * G), "three extents are too many");
-        shows(rig, &region, &stream);
+        shows(rig, &region, &stream, &[]);
         sums(&region);
     }
 
@@ -291,7 +222,7 @@ on_both! {
         let (pool, tenant) = common::tenancy(rig, 64);
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
         let mut region = common::committed(builder.in_tenant(&tenant).home_stream(&home), 16 * G);
-        stamp(rig, &mut region, &stream);
+        stamp(&mut region, &stream);
         // Whole extents withdrawn behind held work, and a part.
         rig.machine.hold_until_awaited(D0, home.as_raw());
         rig.kernel(&home, &[], &[(region.address(), 16 * G, 9)]);

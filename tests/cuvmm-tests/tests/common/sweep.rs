@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use cuvmm::driver::CUresult;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Nothing, Snapshot};
+use cuvmm::own::CloseError;
 
 use super::Rig;
 
@@ -36,6 +37,27 @@ pub fn sweep_partly<W, P: Debug + PartialEq>(
     picture: impl Fn(&W) -> P,
 ) -> u64 {
     sweep_of(world, operate, picture, false)
+}
+
+/// Sweeps the closing of an owner, beside which something else lives. A refusal hands the owner back, of
+/// which a part may be gone.
+pub fn sweep_closing<T, W>(
+    world: impl Fn(&Rig<Nothing>) -> (T, W),
+    close: impl Fn(T) -> Result<(), CloseError<T>>,
+) -> u64 {
+    let world = |rig: &Rig<Nothing>| {
+        let (owner, beside) = world(rig);
+        (Some(owner), beside)
+    };
+    let close = |_: &Rig<Nothing>, (owner, _): &mut (Option<T>, W)| {
+        let closed = owner.take().map_or(Ok(()), &close);
+        closed.map_err(|failed| {
+            let error = failed.reason.to_string();
+            *owner = Some(failed.owner);
+            error
+        })
+    };
+    sweep_of(world, close, |_| (), false)
 }
 
 /// Sweeps an operation, which is `undone` wholly after a failure or in part.

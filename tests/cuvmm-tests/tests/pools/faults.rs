@@ -2,13 +2,14 @@
 //! nothing, and the operation then succeeds.
 #![allow(clippy::unit_arg)]
 
-use crate::common::sweep::{sweep, sweep_partly, text};
+use crate::common::sweep::{sweep, sweep_closing, sweep_partly, text};
 use crate::common::world::{of_pool, world};
 use crate::common::{self, G, Rig};
 use cuvmm::driver::model::Nothing;
 use cuvmm::unified::{Advice, PageLocation, Policy};
 use cuvmm::{
-    Access, AccessGrant, Event, Mapping, Physical, Region, Reservation, Stream, UnifiedBuffer,
+    Access, AccessGrant, Event, Mapping, Physical, Region, Registration, Reservation, Stream,
+    UnifiedBuffer,
 };
 
 #[test]
@@ -114,20 +115,7 @@ fn regions() {
         |_| (),
     );
     assert!(calls >= 6, "{calls}");
-    let calls = sweep_partly(
-        |rig| (vec![region(rig)], ()),
-        |_, (regions, ())| {
-            let Some(region) = regions.pop() else {
-                return Ok(());
-            };
-            region.close().map_err(|failed| {
-                let error = failed.to_string();
-                regions.push(failed.owner);
-                error
-            })
-        },
-        |_| (),
-    );
+    let calls = sweep_closing(|rig| (region(rig), ()), Region::close);
     assert!(calls >= 2, "{calls}");
 }
 
@@ -149,24 +137,7 @@ fn registrations() {
     assert_eq!(calls, 1);
     // After the region is dropped, extents that were unmapped stay unmapped, and the others are
     // still there.
-    let calls = sweep_partly(
-        |rig| {
-            let (region, registration) = world(rig);
-            drop(region);
-            vec![registration]
-        },
-        |_, registrations| {
-            let Some(registration) = registrations.pop() else {
-                return Ok(());
-            };
-            registration.close().map_err(|failed| {
-                let error = failed.to_string();
-                registrations.push(failed.owner);
-                error
-            })
-        },
-        |_| (),
-    );
+    let calls = sweep_closing(|rig| (world(rig).1, ()), Registration::close);
     assert!(calls >= 3, "{calls}");
     let calls = sweep(
         // Whose failures are in `regions/rdma.rs`.
@@ -245,25 +216,13 @@ fn unified_buffers() {
         advice,
     );
     assert!(calls >= 7, "{calls}");
-    let calls = sweep(
-        |rig| {
-            let (mut buffer, [home, other]) = shared(rig);
-            drop(buffer.device_mut(&other).unwrap());
-            drop(buffer.device_read(&home).unwrap());
-            (vec![buffer], [home, other])
-        },
-        |_, (buffers, _)| {
-            let Some(buffer) = buffers.pop() else {
-                return Ok(());
-            };
-            buffer.close().map_err(|failed| {
-                let error = failed.to_string();
-                buffers.push(failed.owner);
-                error
-            })
-        },
-        |_| (),
-    );
+    let used = |rig: &Rig<Nothing>| {
+        let (mut buffer, [home, other]) = shared(rig);
+        drop(buffer.device_mut(&other).unwrap());
+        drop(buffer.device_read(&home).unwrap());
+        (buffer, [home, other])
+    };
+    let calls = sweep_closing(used, UnifiedBuffer::close);
     assert!(calls >= 7, "{calls}");
 }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unit_arg)]
 
 use crate::common;
-use crate::common::sweep::{sweep, sweep_partly, text};
+use crate::common::sweep::{sweep, sweep_closing, sweep_partly, text};
 use crate::common::world::{World, books, of_pool, world, world_of};
 use crate::common::{G, Rig};
 use cuvmm::driver::fault::Fault;
@@ -433,25 +433,7 @@ fn trimming_and_unregistering() {
 
 #[test]
 fn closing_a_pool() {
-    let calls = sweep_partly(
-        |rig| {
-            let mut world = world(rig);
-            world.blocks.clear();
-            world.tenants.clear();
-            vec![world.pool]
-        },
-        |_, pools| {
-            let Some(pool) = pools.pop() else {
-                return Ok(());
-            };
-            pool.close().map_err(|failed| {
-                let error = failed.to_string();
-                pools.push(failed.owner);
-                error
-            })
-        },
-        |_| (),
-    );
+    let calls = sweep_closing(|rig| (world(rig).pool, ()), Pool::close);
     assert!(calls >= 1, "{calls}");
 }
 

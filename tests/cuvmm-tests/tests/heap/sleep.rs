@@ -5,16 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common;
-use crate::common::busy::while_the_device_works;
 use crate::common::captures::{capture, launch_and_destroy};
 use crate::common::world::books;
-use crate::common::{D0, D1, G, MIB, Rig, captures, pool};
+use crate::common::{D0, D1, G, MIB, Rig, pool};
 use crate::on_both;
-use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;
-use cuvmm::driver::{AccessFlags, CUresult, Call, DeviceAddress, Driver, Location};
+use cuvmm::driver::{AccessFlags, DeviceAddress, Driver, Location};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, SleepError};
-use cuvmm::sleep::Progress;
 use cuvmm::{
     Access, Allocation, Contents, Device, Exchange, Heap, HostStore, Pool, Stream, Tenant,
 };
@@ -212,30 +209,6 @@ on_both! {
         assert_eq!(heap.trim().unwrap(), stats.held - 4 * G);
     }
 
-    fn a_heap_that_ends_asleep_leaves_nothing(rig) {
-        let pool = pool(rig, 16);
-        let store = store(&rig.device, 16);
-        for contents in [Contents::Keep(&store), Contents::Discard] {
-            let tenant = pool.tenant("a").register().unwrap();
-            let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
-            let (_, joined, kept) = stitched(&heap, &stream);
-            heap.alone().sleep(contents).unwrap();
-            drop(heap);
-            assert!(pool.stats().addresses > 0, "allocations live");
-            drop((joined, kept));
-            assert_eq!((tenant.stats().addresses, tenant.stats().committed), (0, 0));
-            assert_eq!(store.free(), 16 * G);
-            // A heap that is moving goes with the end of the move.
-            let heap = graphs_of(&tenant);
-            drop(heap.allocate(2 * G, 1, &stream).unwrap());
-            let prepared = heap.alone().prepare_sleep(contents).unwrap();
-            drop(heap);
-            assert_eq!(prepared.finish().given, 2 * G);
-            assert_eq!((tenant.stats().addresses, store.free()), (0, 16 * G));
-        }
-        pool.close().unwrap();
-    }
-
     fn no_memory_is_unmapped_under_work(rig) {
         let (pool, tenant) = common::tenancy(rig, 16);
         let plain = Heap::builder(&tenant).build().unwrap();
@@ -274,67 +247,6 @@ on_both! {
         }
     }
 
-    fn a_sleep_waits_for_work(rig) {
-        let (_pool, _tenant, heap, stream) = graphs(rig, 16);
-        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-        rig.held_kernel(&stream, &[], &[(memory.address(), 2 * G, 9)]);
-        std::thread::scope(|scope| {
-            let sleeping = scope.spawn(|| {
-                let all = heap.alone().timeout(Duration::from_secs(600));
-                all.sleep(Contents::Discard).unwrap()
-            });
-            rig.machine.release_stream(D0, stream.as_raw());
-            assert_eq!(sleeping.join().unwrap().heaps, 1);
-        });
-        is_gone(rig, memory.address().0);
-    }
-
-    fn work_that_is_queued_after_the_copy_keeps_the_memory(rig) {
-        let (pool, _tenant, heap, stream) = graphs(rig, 16);
-        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-        let (store, launched) = (store(&rig.device, 2), Mutex::new(false));
-        let before = books(&pool);
-        let launch = |_: &Progress| {
-            let mut launched = launched.lock().unwrap();
-            if !std::mem::replace(&mut *launched, true) {
-                rig.held_kernel(&stream, &[], &[(memory.address(), 2 * G, 9)]);
-            }
-            true
-        };
-        let slept = heap.alone().on_progress(&launch).sleep(Contents::Keep(&store));
-        assert!(matches!(slept, Err(SleepError::HeapBusy { .. })), "{slept:?}");
-        assert_eq!((books(&pool), heap.is_asleep()), (before, false));
-        rig.machine.release_stream(D0, stream.as_raw());
-        stream.synchronize().unwrap();
-        shows(rig, memory.address().0, 2 * G, 9);
-    }
-
-    fn nothing_sleeps_or_wakes_during_a_capture(rig) {
-        let (pool, _tenant, heap, stream) = graphs(rig, 16);
-        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-        let captured = |outcome: Option<SleepError>| {
-            let refused = outcome.unwrap();
-            assert!(matches!(refused, SleepError::Memory(MemoryError::Capturing)), "{refused}");
-        };
-        for _ in 0..2 {
-            let guard = pool.capture_guard();
-            captures::begin(&rig.machine, &stream);
-            captured(heap.alone().sleep(Contents::Discard).err());
-            captures::end(&rig.machine, &stream);
-            drop(guard);
-            heap.alone().sleep(Contents::Discard).unwrap();
-            let guard = pool.capture_guard();
-            captures::begin(&rig.machine, &stream);
-            captured(heap.alone().wake().err());
-            captures::end(&rig.machine, &stream);
-            drop(guard);
-            assert!(heap.is_asleep());
-            heap.alone().wake().unwrap();
-        }
-        fill(rig, &stream, memory.address().0, 2 * G, 3);
-        shows(rig, memory.address().0, 2 * G, 3);
-    }
-
     fn other_devices_have_access_again(rig) {
         let second = rig.second();
         let (_pool, tenant) = common::tenancy(rig, 16);
@@ -357,133 +269,6 @@ on_both! {
         for at in all.chain([joined.address().0]) {
             assert_eq!(access(at), AccessFlags::READ);
         }
-    }
-
-    fn copies_of_other_memory_are_complete_before_memory_of_graphs_goes(rig) {
-        let (_pool, tenant, stream) = common::scene(rig, 16);
-        let heaps = [(); 2].map(|()| graphs_of(&tenant));
-        let memory = heaps.each_ref().map(|heap| heap.allocate(4 * G, 1, &stream).unwrap());
-        fill(rig, &stream, memory[0].address().0, 4 * G, 1);
-        fill(rig, &stream, memory[1].address().0, 4 * G, 2);
-        let mapped = || rig.machine.live().mappings;
-        let (before, seen) = (mapped(), Mutex::new(Vec::new()));
-        let watch = |_: &Progress| {
-            seen.lock().unwrap().push(mapped());
-            true
-        };
-        let all = || heaps[0].alone().heap(&heaps[1]);
-        let store = store(&rig.device, 8);
-        let slept = all().on_progress(&watch).sleep(Contents::Keep(&store));
-        assert_eq!(slept.unwrap().heaps, 2);
-        // The driver counts copies of one heap as work that may use the other.
-        let seen = seen.into_inner().unwrap();
-        assert!(seen.len() > 1, "{seen:?}");
-        assert!(seen.iter().all(|&mappings| mappings == before), "{seen:?}");
-        assert!(mapped() < before);
-        all().wake().unwrap();
-        shows(rig, memory[0].address().0, 4 * G, 1);
-        shows(rig, memory[1].address().0, 4 * G, 2);
-    }
-
-    fn work_of_others_that_is_queued_during_the_copies_is_waited_for(rig) {
-        let (_pool, tenant) = common::tenancy(rig, 16);
-        let [stream, foreign] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
-        let heap = graphs_of(&tenant);
-        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-        fill(rig, &stream, memory.address().0, 2 * G, 1);
-        let begun = Mutex::new(false);
-        let begin = |_: &Progress| {
-            let mut begun = begun.lock().unwrap();
-            if !*begun {
-                rig.held_kernel(&foreign, &[], &[]);
-                *begun = true;
-            }
-            true
-        };
-        let store = store(&rig.device, 2);
-        let slept = heap.alone().on_progress(&begin).sleep(Contents::Keep(&store));
-        assert!(matches!(slept, Err(SleepError::HeapBusy { .. })), "{slept:?}");
-        rig.machine.release_stream(D0, foreign.as_raw());
-        foreign.synchronize().unwrap();
-        *begun.lock().unwrap() = false;
-        std::thread::scope(|scope| {
-            let sleeping = scope.spawn(|| {
-                let alone = heap.alone().on_progress(&begin).timeout(Duration::from_secs(600));
-                alone.sleep(Contents::Keep(&store)).unwrap()
-            });
-            while !*begun.lock().unwrap() {
-                std::thread::yield_now();
-            }
-            rig.machine.release_stream(D0, foreign.as_raw());
-            assert_eq!(sleeping.join().unwrap().heaps, 1);
-        });
-        heap.alone().wake().unwrap();
-        shows(rig, memory.address().0, 2 * G, 1);
-    }
-
-    // I-126
-    fn a_device_that_always_works_does_not_keep_a_heap_for_graphs_awake(rig) {
-        let (_pool, _tenant, heap, stream) = graphs(rig, 16);
-        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-        fill(rig, &stream, memory.address().0, 2 * G, 1);
-        let store = store(&rig.device, 2);
-        let alone = || heap.alone().timeout(Duration::from_secs(600));
-        let slept = while_the_device_works(rig, || alone().sleep(Contents::Keep(&store)));
-        assert_eq!(slept.unwrap().heaps, 1);
-        heap.alone().wake().unwrap();
-        shows(rig, memory.address().0, 2 * G, 1);
-    }
-
-    // I-95
-    fn a_heap_for_graphs_sleeps_also_where_only_a_wait_tells_that_the_device_is_idle(rig) {
-        let (_pool, _tenant, heap, stream) = graphs(rig, 16);
-        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-        fill(rig, &stream, memory.address().0, 2 * G, 1);
-        let store = store(&rig.device, 2);
-        let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
-        rig.faults.arm(lacking);
-        let slept = heap.alone().sleep(Contents::Keep(&store));
-        assert!(matches!(slept, Err(SleepError::HeapBusy { .. })), "{slept:?}");
-        let alone = || heap.alone().timeout(Duration::from_secs(60));
-        assert_eq!(alone().sleep(Contents::Keep(&store)).unwrap().heaps, 1);
-        heap.alone().wake().unwrap();
-        rig.faults.disarm();
-        shows(rig, memory.address().0, 2 * G, 1);
-    }
-
-    // I-126
-    fn work_on_streams_of_a_heap_for_graphs_keeps_its_memory_also_if_it_was_queued_later(rig) {
-        let (_pool, tenant) = common::tenancy(rig, 16);
-        let [stream, foreign] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
-        let heap = graphs_of(&tenant);
-        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-        let work = |stream: &Stream| {
-            rig.held_kernel(stream, &[], &[(memory.address(), 2 * G, 7)]);
-        };
-        work(&foreign);
-        let mapped = rig.machine.live().mappings;
-        std::thread::scope(|scope| {
-            let sleeping = scope.spawn(|| {
-                let alone = heap.alone().timeout(Duration::from_secs(600));
-                alone.sleep(Contents::Discard).unwrap()
-            });
-            // The sleep waits for the work of the stream that no call has named.
-            let calls = rig.device.calls().total();
-            while rig.device.calls().total() < calls + 8 {
-                std::thread::yield_now();
-            }
-            work(&stream);
-            rig.machine.release_stream(D0, foreign.as_raw());
-            let calls = rig.device.calls().total();
-            while rig.device.calls().total() < calls + 8 && !sleeping.is_finished() {
-                std::thread::yield_now();
-            }
-            let now = rig.machine.live().mappings;
-            rig.machine.release_stream(D0, stream.as_raw());
-            assert_eq!(sleeping.join().unwrap().heaps, 1);
-            assert_eq!(now, mapped);
-        });
-        heap.alone().wake().unwrap();
     }
 
     fn a_heap_sleeps_and_wakes_with_blocks_or_not_at_all(rig) {
@@ -595,41 +380,6 @@ on_both! {
         drop((kept, block));
     }
 
-    fn a_cancelled_sleep_leaves_all_as_before(rig) {
-        let (pool, tenant, heap, stream) = graphs(rig, 16);
-        let (old, joined, kept) = stitched(&heap, &stream);
-        fill(rig, &stream, joined.address().0, 4 * G, 8);
-        let (store, before) = (store(&rig.device, 8), (heap.stats(), books(&pool)));
-        let mapped = rig.machine.snapshot();
-        let stop = |_: &Progress| false;
-        for contents in [Contents::Keep(&store), Contents::Discard] {
-            let cancelled = heap.alone().on_progress(&stop).sleep(contents).unwrap_err();
-            assert!(matches!(cancelled, SleepError::Cancelled), "{cancelled}");
-            assert_eq!((heap.stats(), books(&pool)), before);
-            assert_eq!(store.free(), 8 * G);
-            let prepared = heap.alone().prepare_sleep(contents).unwrap();
-            assert!(heap.is_asleep());
-            assert!(is_asleep(&heap.allocate(G, 1, &stream).unwrap_err()));
-            assert!(matches!(heap.alone().wake(), Err(SleepError::HeapBusy { .. })));
-            assert_eq!((tenant.stats().committed, tenant.stats().in_use), (8 * G, 8 * G));
-            prepared.cancel().unwrap();
-            assert_eq!((heap.stats(), books(&pool)), before);
-        }
-        assert_eq!(rig.machine.snapshot(), mapped);
-        old.iter().for_each(|&at| shows(rig, at, G, 8));
-        heap.alone().sleep(Contents::Keep(&store)).unwrap();
-        let asleep = (heap.stats(), books(&pool));
-        let woken = heap.alone().on_progress(&stop).wake().unwrap_err();
-        assert!(matches!(woken, SleepError::Cancelled), "{woken}");
-        let prepared = heap.alone().prepare_wake().unwrap();
-        assert_eq!((tenant.stats().committed, tenant.stats().in_use), (8 * G, 8 * G));
-        drop(prepared);
-        assert_eq!((heap.stats(), books(&pool)), asleep);
-        heap.alone().wake().unwrap();
-        old.iter().for_each(|&at| shows(rig, at, G, 8));
-        drop(kept);
-    }
-
     fn allocations_of_other_threads_while_a_heap_sleeps_and_wakes(rig) {
         let (_pool, tenant) = common::tenancy(rig, 64);
         let (heap, store) = (Heap::builder(&tenant).build().unwrap(), store(&rig.device, 64));
@@ -684,16 +434,4 @@ on_both! {
         assert_eq!(heap.alone().wake().unwrap().heaps, 1);
     }
 
-    fn a_heap_whose_tenant_ended_sleeps_on(rig) {
-        let (pool, tenant, heap, stream) = graphs(rig, 8);
-        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-        let store = store(&rig.device, 2);
-        heap.alone().sleep(Contents::Keep(&store)).unwrap();
-        tenant.unregister();
-        assert!(heap.alone().wake().is_err());
-        assert_eq!((heap.is_asleep(), store.free()), (true, 0));
-        drop((heap, memory));
-        assert_eq!((store.free(), pool.stats().addresses), (2 * G, 0));
-        pool.close().unwrap();
-    }
 }

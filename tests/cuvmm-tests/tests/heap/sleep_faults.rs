@@ -1,8 +1,6 @@
 //! Fails every driver call of a heap's sleep and wake once. A failure changes nothing, and the
 //! operation then succeeds. Also tests heaps that stay asleep because the roll-back fails twice.
 
-use std::sync::Arc;
-
 use crate::common;
 use crate::common::panics::{panics_at, woken_unless_lost};
 use crate::common::sweep::{sweep, text};
@@ -191,37 +189,6 @@ fn a_heap_that_cannot_stay_awake_sleeps_whole_with_its_contents() {
     }
 }
 
-/// Memory that can be neither mapped again nor unmapped is quarantined at its addresses, where the
-/// heap cannot wake.
-#[test]
-fn what_is_stuck_is_quarantined() {
-    let rig = common::model();
-    let world = world(&rig);
-    let prepared = world.heap.alone().prepare_wake().unwrap();
-    assert_eq!(prepared.finish().heaps, 0);
-    let contents = Contents::Keep(&world.store);
-    world.heap.alone().sleep(contents).unwrap();
-    rig.faults.forget();
-    let code = CUresult::CUDA_ERROR_UNKNOWN;
-    rig.faults.arm(Fault::nth(3, code).of(Call::MemMap));
-    rig.faults.arm(Fault::all(code).of(Call::MemUnmap));
-    assert!(world.heap.alone().wake().is_err());
-    rig.faults.disarm();
-    let stats = world.pool.stats();
-    assert!(stats.quarantined > 0, "{stats:?}");
-    assert_eq!((world.heap.is_asleep(), world.store.free()), (true, 3 * G));
-    assert_eq!(stats.committed, 2 * G);
-    books(&world.pool);
-    let refused = world.heap.alone().wake().unwrap_err();
-    let SleepError::Block { cause, .. } = &refused else {
-        panic!("{refused}");
-    };
-    assert!(cause.to_string().contains("quarantined"), "{cause}");
-    assert_eq!(world.pool.stats().committed, 2 * G);
-    drop(world);
-    common::only_counted_left(&rig);
-}
-
 /// Copies that the driver cannot wait for: the memory that they may use is neither unmapped nor
 /// given on.
 #[test]
@@ -273,72 +240,6 @@ fn memory_whose_mapping_panicked_in_a_wake_is_lent_to_no_other_tenant() {
         books(&world.pool);
         let hazards = rig.machine.take_hazards();
         assert!(hazards.is_empty(), "{}", hazards[0]);
-    }
-}
-
-/// The driver refuses the fourth mapping of a wake, and panics in a call of the roll-back.
-// I-119
-#[test]
-fn a_panic_in_the_roll_back_of_a_wake_leaves_the_heap_asleep() {
-    for keeps in [false, true] {
-        for nth in 1.. {
-            let rig = common::model();
-            let world = world(&rig);
-            world.heap.alone().sleep(world.contents(keeps)).unwrap();
-            let asleep = world.heap.stats().asleep;
-            rig.faults.forget();
-            let fault = Fault::nth(4, CUresult::CUDA_ERROR_UNKNOWN);
-            rig.faults.arm(fault.of(Call::MemMap));
-            let faults = Arc::clone(&rig.faults);
-            let rolls_back = move |_| faults.injected() > 0;
-            let wake = || world.heap.alone().wake().map(drop);
-            let (outcome, panicked) = panics_at(&rig, nth, rolls_back, wake);
-            rig.faults.disarm();
-            assert_eq!(outcome.is_none(), panicked);
-            assert!(world.heap.is_asleep(), "{nth}");
-            assert_eq!(world.heap.stats().asleep, asleep);
-            assert_eq!(world.pool.stats().committed, 2 * G, "{nth}");
-            books(&world.pool);
-            let woken = woken_unless_lost(world.heap.alone().wake(), panicked);
-            assert!(woken.is_none_or(|woken| woken.mapped == asleep), "{nth}");
-            drop(world);
-            if !panicked {
-                assert!(nth > 3, "three mappings were unmapped");
-                break;
-            }
-        }
-    }
-}
-
-// I-125
-#[test]
-fn a_panic_in_the_roll_back_of_a_sleep_leaves_the_heap_asleep() {
-    for keeps in [false, true] {
-        for nth in 1.. {
-            let rig = common::model();
-            let world = world(&rig);
-            let held = world.heap.stats().held;
-            let prepared = world.heap.alone().prepare_sleep(world.contents(keeps));
-            let prepared = prepared.unwrap();
-            let maps = |call| matches!(call, Call::MemMap | Call::MemSetAccess);
-            let (outcome, panicked) = panics_at(&rig, nth, maps, || prepared.cancel());
-            assert_eq!(outcome.is_none(), panicked);
-            assert_eq!(world.heap.is_asleep(), panicked, "{nth}");
-            let stats = world.pool.stats();
-            assert_eq!(stats.committed, if panicked { 2 * G } else { 2 * G + held });
-            assert_eq!(stats.quarantined > 0, panicked, "{nth}");
-            books(&world.pool);
-            let woken = woken_unless_lost(world.heap.alone().wake(), panicked);
-            let kept = if keeps && woken.is_none() { held } else { 0 };
-            assert_eq!(world.store.free(), 8 * G - kept);
-            let hazards = rig.machine.take_hazards();
-            assert!(hazards.is_empty(), "{}", hazards[0]);
-            drop(world);
-            if !panicked {
-                assert!(nth > 6, "two calls for each mapping");
-                break;
-            }
-        }
     }
 }
 

@@ -14,5 +14,4 @@ mod refused;
 mod requests;
 mod scene;
 mod sleep;
-mod sleep_all_work;
 mod sleep_faults;

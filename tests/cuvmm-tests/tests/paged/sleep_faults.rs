@@ -197,33 +197,6 @@ fn extents(world: &World) -> u64 {
 
 // I-108
 #[test]
-fn what_stays_mapped_is_quarantined_and_the_cache_does_not_wake_over_it() {
-    for layout in LAYOUTS {
-        let rig = common::clean(common::model());
-        let world = world(&rig, layout);
-        world.kv.alone().sleep(world.contents(true)).unwrap();
-        let asleep = world.kv.stats().unwrap();
-        rig.faults.forget();
-        let code = CUresult::CUDA_ERROR_UNKNOWN;
-        rig.faults.arm(Fault::nth(2, code).of(Call::MemMap));
-        rig.faults.arm(Fault::all(code).of(Call::MemUnmap));
-        assert!(world.kv.alone().wake().is_err());
-        rig.faults.disarm();
-        let stats = world.pool.stats();
-        assert!(stats.quarantined > 0, "{stats:?}");
-        assert_eq!((stats.committed, stats.asleep), (0, asleep.asleep));
-        books(&world.pool);
-        let refused = world.kv.alone().wake().unwrap_err();
-        let SleepError::Block { cause, .. } = &refused else {
-            panic!("{refused}");
-        };
-        assert!(cause.to_string().contains("quarantined"), "{cause}");
-        assert!(world.kv.is_asleep() && world.store.free() == 0);
-    }
-}
-
-// I-108
-#[test]
 fn a_panic_of_the_driver_lets_no_tenant_see_what_another_wrote() {
     for layout in LAYOUTS {
         for (wakes, keeps) in [(false, true), (true, true), (true, false)] {
@@ -256,81 +229,6 @@ fn a_panic_of_the_driver_lets_no_tenant_see_what_another_wrote() {
                 }
                 drop(world);
                 if !panicked {
-                    break;
-                }
-            }
-        }
-    }
-}
-
-/// The driver refuses the second mapping of a wake, and panics in a call of the roll-back.
-// I-108
-#[test]
-fn a_panic_in_the_roll_back_of_a_wake_leaves_the_cache_asleep() {
-    for layout in LAYOUTS {
-        for keeps in [false, true] {
-            for nth in 1.. {
-                let rig = common::host();
-                let world = world(&rig, layout);
-                world.kv.alone().sleep(world.contents(keeps)).unwrap();
-                let asleep = world.kv.stats().unwrap().asleep;
-                world.soil(&rig);
-                rig.faults.forget();
-                let fault = Fault::nth(2, CUresult::CUDA_ERROR_UNKNOWN);
-                rig.faults.arm(fault.of(Call::MemMap));
-                let faults = Arc::clone(&rig.faults);
-                let rolls_back = move |_| faults.injected() > 0;
-                let wake = || world.kv.alone().wake().map(drop);
-                let (outcome, panicked) = panics_at(&rig, nth, rolls_back, wake);
-                rig.faults.disarm();
-                assert_eq!(outcome.is_none(), panicked);
-                assert!(world.kv.is_asleep(), "{layout:?}, {nth}");
-                let stats = world.pool.stats();
-                assert_eq!((stats.committed, stats.asleep), (0, asleep), "{nth}");
-                books(&world.pool);
-                world.soil(&rig);
-                if woken_unless_lost(world.kv.alone().wake(), panicked).is_some() {
-                    world.shows(&rig, keeps);
-                }
-                drop(world);
-                if !panicked {
-                    assert!(nth > 1);
-                    break;
-                }
-            }
-        }
-    }
-}
-
-// I-125
-#[test]
-fn a_panic_in_the_roll_back_of_a_sleep_leaves_the_cache_asleep() {
-    for layout in LAYOUTS {
-        for keeps in [false, true] {
-            for nth in 1.. {
-                let rig = common::host();
-                let world = world(&rig, layout);
-                let before = world.kv.stats().unwrap();
-                let prepared = world.kv.alone().prepare_sleep(world.contents(keeps));
-                let prepared = prepared.unwrap();
-                let maps = |call| matches!(call, Call::MemMap | Call::MemSetAccess);
-                let (outcome, panicked) = panics_at(&rig, nth, maps, || prepared.cancel());
-                assert_eq!(outcome.is_none(), panicked);
-                assert_eq!(world.kv.is_asleep(), panicked, "{layout:?}, {nth}");
-                let stats = world.pool.stats();
-                assert_eq!(stats.quarantined > 0, panicked, "{nth}");
-                let asleep = if panicked { before.committed } else { 0 };
-                assert_eq!(stats.asleep, asleep, "{nth}");
-                books(&world.pool);
-                world.soil(&rig);
-                if woken_unless_lost(world.kv.alone().wake(), panicked).is_some() {
-                    world.shows(&rig, keeps || !panicked);
-                }
-                let hazards = rig.machine.take_hazards();
-                assert!(hazards.is_empty(), "{}", hazards[0]);
-                drop(world);
-                if !panicked {
-                    assert!(nth > 2, "two calls for each mapping");
                     break;
                 }
             }

@@ -10,6 +10,8 @@ mod faults;
 mod figures;
 #[cfg(target_os = "linux")]
 mod groups;
+mod holder_faults;
+mod holders;
 mod kept;
 mod leases;
 mod marks;

@@ -130,7 +130,7 @@ class Interface(unittest.TestCase):
                     return ended.stdout
                 assert "cannot allocate 42 MiB" in ask(0, 42 << 20)
                 assert ask(0, 40 << 20) == f"{40 << 20}\\n"
-                assert "no memory for the guarantee" in ask(66 << 20, 2 << 20)
+                assert "at most the ledger's limit: 66 MiB" in ask(66 << 20, 2 << 20)
                 assert ask(40 << 20, 40 << 20) == f"{40 << 20}\\n"
                 whole = cuvmm.empty(22 << 20)
             """

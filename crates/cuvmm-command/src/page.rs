@@ -65,7 +65,7 @@ impl Page {
     pub fn fold(self, text: &str) -> String {
         match self {
             Self::Verbose => text.to_owned(),
-            Self::Narrow => fold_all(text, columns()),
+            Self::Narrow => folded(text, columns()),
         }
     }
 }
@@ -78,20 +78,20 @@ fn columns() -> usize {
 }
 
 /// Folds lines and narrows tables for a page of this width.
-fn fold_all(text: &str, width: usize) -> String {
-    let mut folded = String::with_capacity(text.len());
+pub fn folded(text: &str, width: usize) -> String {
+    let mut page = String::with_capacity(text.len());
     let lines: Vec<&str> = text.lines().collect();
     for part in lines.chunk_by(|one, next| is_row(one) == is_row(next)) {
         if part.first().is_some_and(|line| is_row(line)) {
-            narrow(&mut folded, part, width);
+            narrow(&mut page, part, width);
             continue;
         }
         for line in part {
-            fold(&mut folded, line, width);
-            folded.push('\n');
+            fold(&mut page, line, width);
+            page.push('\n');
         }
     }
-    folded
+    page
 }
 
 fn is_row(line: &str) -> bool {
@@ -229,15 +229,15 @@ fn largest_in(units: [Unit; 4], value: f64, least: f64) -> Unit {
 
 #[cfg(test)]
 mod tests {
-    use super::{Page, Unit, WIDTH, fold_all};
+    use super::{Page, Unit, WIDTH, folded};
 
     #[test]
     fn a_table_loses_columns_that_do_not_fit_and_names_them() {
         let mut table = Page::Narrow.table(&["process", "pid", "charged", "state"], |_| false);
         table.add_row(["chat", "17", "0.81 of all of it", "running"]);
         let text = format!("above\n{table}\nbelow\n");
-        assert_eq!(fold_all(&text, WIDTH), text);
-        let narrow = fold_all(&text, 40);
+        assert_eq!(folded(&text, WIDTH), text);
+        let narrow = folded(&text, 40);
         let lines: Vec<&str> = narrow.lines().collect();
         assert!(
             lines.iter().all(|line| line.chars().count() <= 40),

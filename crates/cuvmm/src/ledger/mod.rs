@@ -480,6 +480,7 @@ impl Ledger {
     /// granules. A higher guarantee is charged at once.
     ///
     /// # Errors
+    /// [`LedgerError::Argument`] when that is more than the limit of the process or the ledger, and
     /// [`LedgerError::Short`] when the ledger leaves too little; the guarantee is as before.
     pub fn set_guarantee(&self, bytes: u64) -> Result<(), LedgerError> {
         self.member.set_guarantee(bytes)

@@ -140,8 +140,7 @@ impl Member {
             let Err(LedgerError::Short(short)) = outcome else {
                 return outcome;
             };
-            let is_too_much = bytes > short.limit;
-            if left.is_zero() || is_too_much || !short.reason.is_of_others() {
+            if left.is_zero() || !short.reason.is_of_others() {
                 return outcome;
             }
             match &mut waiting {

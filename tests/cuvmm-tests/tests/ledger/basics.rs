@@ -350,7 +350,7 @@ on_both! {
         assert_eq!(refused(never).0, LedgerRefusal::Full);
         let ledger = Ledger::builder(&rig.device, dir.path()).guarantee(101 * G);
         let never = ledger.timeout(Duration::from_secs(60)).open().unwrap_err();
-        assert!(matches!(never, LedgerError::Short(_)), "{never}");
+        assert!(matches!(never, LedgerError::Argument(_)), "{never}");
         assert!(begun.elapsed() < Duration::from_secs(30));
         drop(held);
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::error::{ControlError, GroupError};
 use cuvmm::ledger::{Control, GroupRequest, LedgerBuilder, Remote};
-use cuvmm::{Contents, Device, Group, Ledger, LedgerView, Pool};
+use cuvmm::{Contents, Device, Group, Ledger, LedgerView, Limit, Pool};
 
 const MIB: u64 = 1 << 20;
 
@@ -82,6 +82,52 @@ fn a_report_has_the_figures_of_every_tenant() {
 }
 
 #[test]
+fn a_report_has_the_limit_of_a_tenant_that_holds() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let pool = Pool::builder(&process.device).ledger(&ledger);
+    let pool = pool.limit(Limit::Bytes(600 * MIB)).build().unwrap();
+    let chat = pool.tenant("chat").register().unwrap();
+    let limit = || {
+        let report = control(&ledger).report().unwrap();
+        report.pools[0].tenants[0].limit
+    };
+    assert_eq!(limit(), 600 * MIB, "its pool's");
+    control(&ledger).set_limit(None, 500 * MIB).unwrap();
+    assert_eq!(limit(), 500 * MIB, "its process's");
+    chat.set_limit(400 * MIB).unwrap();
+    assert_eq!(limit(), 400 * MIB, "its own");
+    chat.set_limit(u64::MAX).unwrap();
+    control(&ledger).set_limit(None, u64::MAX).unwrap();
+    pool.set_limit(Limit::Bytes(2 << 30)).unwrap();
+    assert_eq!(limit(), 1 << 30, "the ledger's");
+}
+
+#[test]
+fn a_guarantee_beyond_a_limit_names_the_limit() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let engine = control(&ledger);
+    let own = || ledger.stats().processes[0].clone();
+    let beyond = |bytes| refusal(engine.set_guarantee(None, bytes));
+    let of = |which, bytes| {
+        let what = "bytes of a process's guarantee, which is at most";
+        format!("{what} {which} limit: {bytes} is more than the maximum of")
+    };
+    for (bytes, shown) in [(2 << 30, "2 GiB"), (1 << 50, "1 PiB")] {
+        assert_eq!(
+            beyond(bytes),
+            format!("{} 1 GiB", of("the ledger's", shown))
+        );
+    }
+    engine.set_limit(None, 600 * MIB).unwrap();
+    assert_eq!(beyond(2 << 30), format!("{} 600 MiB", of("its", "2 GiB")));
+    assert_eq!((own().guarantee, own().charged), (0, 0));
+    engine.set_guarantee(None, 600 * MIB).unwrap();
+    assert_eq!(own().guarantee, 600 * MIB);
+}
+
+#[test]
 fn terms_of_a_tenant_are_changed() {
     let process = Process::new();
     let ledger = process.builder().open().unwrap();
@@ -145,7 +191,7 @@ fn terms_of_the_process_are_changed() {
     assert_eq!(own().charged, 300 * MIB, "a guarantee is charged");
     assert!(refusal(engine.set_limit(None, 299 * MIB)).contains("limit"));
     let refused = refusal(engine.set_guarantee(None, 401 * MIB));
-    assert!(refused.contains("its own limit"), "{refused}");
+    assert!(refused.contains("at most its limit: 402 MiB"), "{refused}");
     drop(block);
 }
 

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use cuvmm::ledger::{ProcessState, ProcessStats};
 
 use super::detail::seconds;
-use super::look::{Process, Shown};
+use super::look::Process;
 use cuvmm_command::page::Unit;
 use cuvmm_command::terminal::safe;
 
@@ -120,13 +120,7 @@ impl Column {
         Self::ALL.get(next).copied().unwrap_or(Self::Charged)
     }
 
-    pub(super) fn cell(
-        self,
-        ledger: &Shown,
-        process: &Process,
-        growth: Option<f64>,
-        unit: Unit,
-    ) -> String {
+    pub(super) fn cell(self, process: &Process, growth: Option<f64>, unit: Unit) -> String {
         let stats = &process.stats;
         let figure = |bytes: u64| unit.figure(bytes as f64);
         let told = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), figure);
@@ -139,7 +133,7 @@ impl Column {
             Self::Cached => told(cached(process)),
             Self::Idle => figure(stats.idle),
             Self::Guarantee => figure(stats.guarantee),
-            Self::Limit => figure(process.limit(ledger)),
+            Self::Limit => figure(stats.limit),
             Self::Priority => stats.priority.to_string(),
             Self::Stalled => seconds(stats.stalled),
             Self::Some => percent(stats.stalled_average.avg10),

@@ -10,7 +10,7 @@ use super::keys::named;
 use super::look::{Process, Shown};
 use super::state::{Row, State};
 use super::waits::waits;
-use cuvmm_command::page::Unit;
+use cuvmm_command::page::{Unit, folded};
 use cuvmm_command::terminal::{counted, safe};
 
 /// The number of lines around the rows: title, status and keys.
@@ -67,8 +67,11 @@ pub(super) fn draw(state: &State, area: Rect, to: &mut Buffer) {
     let mut pen = Pen { area, to };
     pen.line(0, &title(state), Style::new().add_modifier(Modifier::BOLD));
     let rows = area.height.saturating_sub(AROUND);
+    let mut is_cut = false;
     if state.help {
-        for (y, line) in (1..=rows).zip(HELP) {
+        let help = folded(&HELP.join("\n"), area.width.into());
+        is_cut = help.lines().count() > usize::from(rows);
+        for (y, line) in (1..=rows).zip(help.lines()) {
             pen.line(y, line, Style::new());
         }
     } else {
@@ -78,6 +81,7 @@ pub(super) fn draw(state: &State, area: Rect, to: &mut Buffer) {
         let (status, style) = status(state);
         pen.line(area.height - 2, &status, style);
         let hint = match state.help {
+            true if is_cut => "any key leaves the help; a taller terminal shows more".to_owned(),
             true => "any key leaves the help".to_owned(),
             false => keys(area.width.into()),
         };
@@ -221,9 +225,7 @@ fn row_at(state: &State, row: &Row<'_>, unit: Unit, y: u16, pen: &mut Pen<'_>) {
         Row::Line(text) => pen.line(y, text, plain),
         Row::Detail(text) => pen.line(y, &format!("    {text}"), plain.add_modifier(Modifier::DIM)),
         Row::TenantHead => tenant_head(y, pen),
-        Row::Tenant(ledger, process, pool, tenant) => {
-            tenant_row(&process.limited(ledger, *pool, tenant), unit, y, pen);
-        }
+        Row::Tenant(.., tenant) => tenant_row(tenant, unit, y, pen),
         Row::Note(text) => pen.line(y, text, plain.fg(Color::Yellow)),
         Row::Blank => {}
     }
@@ -307,7 +309,7 @@ fn process_row(
     let growth = state.growth(ledger, process);
     let mut x = 0;
     for (column, width) in Column::that_fit(pen.area.width) {
-        let mut text = column.cell(ledger, process, growth, unit);
+        let mut text = column.cell(process, growth, unit);
         if column == Column::Name {
             let open = state.is_expanded(ledger, process);
             text = format!("{} {text}", if open { '-' } else { '+' });

@@ -39,50 +39,12 @@ pub(super) struct Process {
     pub(super) no_report: Option<String>,
 }
 
-impl Shown {
-    /// Puts the limits that hold in the place of those that processes and tenants have of their own.
-    pub(super) fn with_limits(mut self) -> Self {
-        for process in &mut self.processes {
-            let limit = process.stats.limit.min(self.limit);
-            process.stats.limit = limit;
-            for pool in process.report.iter_mut().flat_map(|it| &mut it.pools) {
-                for tenant in &mut pool.tenants {
-                    tenant.limit = tenant.limit.min(pool.limit).min(limit);
-                }
-            }
-        }
-        self
-    }
-}
-
 impl Process {
     /// Returns the tenants, each with the number of its pool.
     pub(super) fn tenants(&self) -> impl Iterator<Item = (usize, &TenantReport)> {
         let pools = self.report.iter().flat_map(|report| &report.pools);
         let pools = pools.enumerate();
         pools.flat_map(|(pool, it)| it.tenants.iter().map(move |tenant| (pool, tenant)))
-    }
-
-    /// Returns the most that the process can be charged: the lesser of its own limit and the
-    /// ledger's.
-    pub(super) fn limit(&self, ledger: &Shown) -> u64 {
-        self.stats.limit.min(ledger.limit)
-    }
-
-    /// Returns a copy of a tenant whose limit is the least of its own, its pool's and the
-    /// process's.
-    pub(super) fn limited(
-        &self,
-        ledger: &Shown,
-        pool: usize,
-        tenant: &TenantReport,
-    ) -> TenantReport {
-        let mut tenant = tenant.clone();
-        let pool = self.report.as_ref().and_then(|it| it.pools.get(pool));
-        let limits = [Some(self.limit(ledger)), pool.map(|pool| pool.limit)];
-        let limits = limits.into_iter().flatten();
-        tenant.limit = limits.fold(tenant.limit, u64::min);
-        tenant
     }
 
     /// Returns the sum of a figure over the tenants, if the process answered.

@@ -64,8 +64,7 @@ impl Args {
     /// A ledger cannot be read, or the terminal cannot be used.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.json {
-            let ledgers = look::look(&self.at.open()?).into_iter();
-            let ledgers: Vec<_> = ledgers.map(look::Shown::with_limits).collect();
+            let ledgers = look::look(&self.at.open()?);
             print(&json(&serde_json::json!({ "ledgers": ledgers }))?)?;
             return Ok(ExitCode::SUCCESS);
         }

@@ -43,10 +43,9 @@ pub(super) fn text(ledgers: &[Shown], path: &str) -> String {
         about.for_each(|line| text += &format!("{line}\n"));
         let mut rows = page.table(&HEAD, |column| column >= 2);
         for process in &ledger.processes {
-            rows.add_row(process_row(ledger, process, unit));
-            for (pool, tenant) in process.tenants() {
-                let tenant = process.limited(ledger, pool, tenant);
-                rows.add_row(tenant_row(&tenant, unit));
+            rows.add_row(process_row(process, unit));
+            for (_, tenant) in process.tenants() {
+                rows.add_row(tenant_row(tenant, unit));
             }
         }
         if rows.row_count() > 0 {
@@ -73,7 +72,7 @@ pub(super) fn text(ledgers: &[Shown], path: &str) -> String {
     page.fold(&text)
 }
 
-fn process_row(ledger: &Shown, process: &Process, unit: Unit) -> Vec<String> {
+fn process_row(process: &Process, unit: Unit) -> Vec<String> {
     let stats = &process.stats;
     let figure = |bytes: u64| unit.figure(bytes as f64);
     let sum = |of: fn(&TenantReport) -> u64| match process.sum(of) {
@@ -89,7 +88,7 @@ fn process_row(ledger: &Shown, process: &Process, unit: Unit) -> Vec<String> {
         sum(|tenant| tenant.in_use),
         figure(stats.idle),
         stalled,
-        figure(process.limit(ledger)),
+        figure(stats.limit),
         stats.pid.to_string(),
         figure(stats.guarantee),
         sum(|tenant| tenant.asleep),

@@ -45,12 +45,10 @@ pub(super) fn with_tenant(mut process: Process, name: &str, in_use: u64) -> Proc
     let mut tenant = TenantReport::default();
     tenant.name = name.to_owned();
     (tenant.in_use, tenant.committed) = (in_use, in_use);
-    tenant.limit = u64::MAX;
+    tenant.limit = 1 << 30;
     let report = process.report.as_mut().unwrap();
     if report.pools.is_empty() {
-        let mut pool = PoolReport::default();
-        pool.limit = 1 << 30;
-        report.pools.push(pool);
+        report.pools.push(PoolReport::default());
     }
     report.pools[0].tenants.push(tenant);
     process

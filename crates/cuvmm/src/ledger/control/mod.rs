@@ -152,7 +152,8 @@ pub struct TenantReport {
     pub draining: bool,
     /// The guarantee.
     pub guarantee: u64,
-    /// The limit.
+    /// The most that the tenant may be charged: the least of its own limit, its pool's, its process's and
+    /// the ledger's.
     pub limit: u64,
     /// The priority.
     pub priority: i32,

@@ -242,9 +242,16 @@ impl Serving {
     }
 }
 
+/// Returns the figures of the pools, with the limit of each tenant that holds.
 fn report(member: &Member) -> ProcessReport {
     let mut pools = Vec::new();
     member.givers().each(|giver| pools.push(giver.report()));
+    let limit = member.limit();
+    for pool in &mut pools {
+        for tenant in &mut pool.tenants {
+            tenant.limit = tenant.limit.min(pool.limit).min(limit);
+        }
+    }
     ProcessReport { pools }
 }
 

@@ -3,7 +3,7 @@
 use super::super::charge::MOST;
 use super::super::places::InLine;
 use super::{Member, check_limit};
-use crate::error::LedgerError;
+use crate::error::{ArgumentError, LedgerError};
 use crate::wanted::Purpose;
 
 impl Member {
@@ -21,6 +21,7 @@ impl Member {
         let guarantee = self.granules(bytes);
         let mut account = self.account();
         if guarantee > account.guarantee {
+            self.check_guarantee(guarantee)?;
             let wanted = guarantee.saturating_mul(self.granule.bytes());
             self.charge_to(wanted, 0, (Purpose::New, place))
                 .map_err(LedgerError::Short)?;
@@ -29,6 +30,17 @@ impl Member {
         self.slot().guarantee.store(guarantee);
         self.refund(&account, 0);
         Ok(())
+    }
+
+    /// Checks a guarantee, in granules: at most the limit of the process and that of the ledger.
+    fn check_guarantee(&self, guarantee: u64) -> Result<(), ArgumentError> {
+        let (own, agreed) = (self.slot().limit.load(), self.file.layout().header.limit());
+        let what = match own < agreed {
+            true => "bytes of a process's guarantee, which is at most its limit",
+            false => "bytes of a process's guarantee, which is at most the ledger's limit",
+        };
+        let bytes = |granules: u64| granules.saturating_mul(self.granule.bytes());
+        ArgumentError::at_most(what, bytes(guarantee), bytes(own.min(agreed)))
     }
 
     /// Changes the process's limit, in bytes, and releases idle memory charged above it. Returns

@@ -59,7 +59,6 @@ fn two() -> Vec<Shown> {
     code.stats.charged = 512 * MIB;
     waiting(&mut code, 64 * MIB, &[], &[(0, 256 * MIB, 128 * MIB)]);
     code.stats.priority = -7;
-    code.stats.limit = u64::MAX;
     code.stats.stalled = Duration::from_millis(2_500);
     code.stats.stalled_average.avg10 = 12.34;
     code.stats.stalled_full_average.avg10 = 4.0;
@@ -134,6 +133,31 @@ fn a_narrow_screen_has_fewer_columns() {
         keys(&mut state, "? ");
         let _ = terminal(&state, width, height);
     }
+}
+
+#[test]
+fn the_help_folds_at_a_narrow_terminal() {
+    let mut state = state(two());
+    keys(&mut state, "?");
+    let shown = lines(&state, 40, 24);
+    assert_eq!(
+        shown[1..3],
+        [
+            "up, down, k, j   select a process or",
+            "  tenant; also PageUp, PageDown, Home,"
+        ]
+    );
+    assert!(
+        shown[23].starts_with("any key leaves the help; a taller"),
+        "{shown:#?}"
+    );
+    let whole = lines(&state, 40, 60);
+    assert!(
+        whole.contains(&"  and = is idle memory.".to_owned()),
+        "{whole:#?}"
+    );
+    assert_eq!(whole[59], "any key leaves the help");
+    assert_eq!(lines(&state, 80, 24)[23], "any key leaves the help");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! `cuvmm fake`: runs a program on fakecuda, a driver library over host memory.
 //!
 //! The command sets variables and replaces itself by the program, so signals, the terminal and the
-//! exit status are the program's own. The library checks the settings; the command checks only the
-//! settings that it has to understand.
+//! exit status are the program's own. The library checks the settings, in a process of its own before
+//! that; the command checks only the settings that it has to understand.
 
+mod check;
 mod library;
 
 use std::ffi::OsString;
@@ -126,16 +127,18 @@ impl Args {
     /// Replaces this process by the program.
     ///
     /// # Errors
-    /// The library is missing or is not fakecuda, or the report cannot be written.
+    /// The library is missing or is not fakecuda, a setting is wrong, or the report cannot be written.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let folder = library::folder(self.library.as_deref())?;
         let (program, words) = self
             .command
             .split_first()
             .ok_or_else(|| usage("no program is given after --"))?;
+        let mut settings = self.settings()?;
+        settings.push(("LD_LIBRARY_PATH", library::path_with(&folder)));
+        check::check(&settings)?;
         let mut command = Command::new(program);
-        command.args(words).envs(self.settings()?);
-        command.env("LD_LIBRARY_PATH", library::path_with(&folder));
+        command.args(words).envs(settings);
         let error = command.exec();
         tell(&format!("cuvmm: cannot run {}: {error}", program.display()));
         let missing = error.kind() == std::io::ErrorKind::NotFound;

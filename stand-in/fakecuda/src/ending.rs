@@ -11,6 +11,7 @@
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::path::Path;
 
 use crate::calls;
 use crate::contexts;
@@ -81,12 +82,7 @@ fn finish() {
         false => report.text(),
     };
     let written = match &settings.report {
-        Some(Target::File(path)) => {
-            let path = path
-                .to_string_lossy()
-                .replace("%p", &report.pid.to_string());
-            append(&path, &text)
-        }
+        Some(Target::File(path)) => append(&settings::file_of(path, report.pid), &text),
         Some(Target::Stderr) | None => std::io::stderr().write_all(text.as_bytes()),
     };
     if let Err(error) = written {
@@ -107,7 +103,7 @@ fn finish() {
 }
 
 /// Appends to a file in one write, so that reports of several processes do not mix.
-fn append(path: &str, text: &str) -> std::io::Result<()> {
+fn append(path: &Path, text: &str) -> std::io::Result<()> {
     let mut file = OpenOptions::new().append(true).create(true).open(path)?;
     file.write_all(text.as_bytes())
 }

@@ -57,12 +57,65 @@ fn options_are_settings_of_the_library() {
     );
     let wanted = "version 11000 devices 1 name NVIDIA H200 bytes 1073741824 ";
     assert!(shown(&output).contains(wanted), "{}", shown(&output));
-    let output = fake(&programs, &["--gpu", "abacus"], &["./settings"]);
-    assert!(
-        said(&output).contains("FAKECUDA_GPU=abacus"),
-        "{}",
-        said(&output)
-    );
+}
+
+#[test]
+fn a_wrong_setting_is_said_before_the_program_starts() {
+    let programs = Programs::new();
+    std::fs::write(programs.path("wrong.toml"), "device = 2\n").unwrap();
+    std::fs::write(programs.path("broken.toml"), "devices = \n").unwrap();
+    let report = programs.path("report.%p");
+    let report = report.to_str().unwrap();
+    let files = || std::fs::read_dir(programs.path("")).unwrap().count();
+    let before = files();
+    for (options, message) in [
+        (
+            &["--gpu", "abacus"][..],
+            "cuvmm: --gpu abacus: it must be a GPU whose answers are recorded: h100, h200",
+        ),
+        (
+            &["--cuda", "9.0"],
+            "cuvmm: --cuda 9.0: it must be a CUDA version like 12.2",
+        ),
+        (
+            &["--latency", "slow"],
+            "cuvmm: --latency slow: it must be none, the name of a GPU",
+        ),
+        (
+            &["--fail", "cuMemAllocate:1", "--report", report],
+            "cuvmm: --fail cuMemAllocate:1: cuMemAllocate is no function of this library",
+        ),
+        (
+            &["--config", "wrong.toml"],
+            "wrong.toml: device=2: there is no such setting",
+        ),
+        (
+            &["--config", "broken.toml"],
+            "broken.toml: TOML parse error at line 1",
+        ),
+    ] {
+        let output = fake(&programs, options, &["sh", "-c", "echo started"]);
+        let said = said(&output);
+        assert!(said.contains(message), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert_eq!(
+            (output.status.code(), &*shown(&output)),
+            (Some(2), ""),
+            "{said}"
+        );
+    }
+    // The check makes no calls, and reports nothing.
+    let right = [
+        "--fail",
+        "cuInit:1",
+        "--report",
+        report,
+        "--latency",
+        "h200",
+    ];
+    let output = fake(&programs, &right, &["sh", "-c", "echo started"]);
+    assert_eq!(shown(&output), "started\n", "{}", said(&output));
+    assert_eq!((files(), &*said(&output)), (before, ""));
 }
 
 #[test]

@@ -75,6 +75,18 @@ class Package(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
 
+    def test_a_wrong_setting_is_said_before_the_program_starts(self) -> None:
+        config = os.path.join(self.folder, "broken.toml")
+        with open(config, "w") as file:
+            file.write("devices = ")
+        for options, said in [
+            (["--gpu", "abacus"], "FAKECUDA_GPU=abacus: it must be"),
+            (["--config", config], "TOML parse error"),
+        ]:
+            ended = fake("print('started')", *options)
+            self.assertEqual((ended.returncode, ended.stdout), (2, ""))
+            self.assertIn(said, ended.stderr)
+
     def test_the_report_names_the_line_that_leaks(self) -> None:
         path = os.path.join(self.folder, "leak.py")
         with open(path, "w") as file:

@@ -28,10 +28,14 @@ impl Report {
             1 => "1 finding".to_owned(),
             count => format!("{count} findings"),
         };
+        let calls = match self.calls {
+            1 => "1 call".to_owned(),
+            count => format!("{count} calls"),
+        };
         let _ = write!(
             text,
-            "fakecuda: process {} ({}), {} calls: {found}",
-            self.pid, self.program, self.calls
+            "fakecuda: process {} ({}), {calls}: {found}",
+            self.pid, self.program
         );
         if self.injected > 0 {
             let _ = write!(text, "; {} failed by injection", self.injected);
@@ -182,6 +186,11 @@ mod tests {
             clean.text(),
             "fakecuda: process 7 (train), 12 calls: nothing found\n"
         );
+        let one = Report {
+            calls: 1,
+            ..report(Findings::default())
+        };
+        assert!(one.text().contains(", 1 call: "), "{}", one.text());
         let json: Value = serde_json::from_str(&clean.json()).unwrap();
         assert_eq!((&json["found"], &json["pid"]), (&json!(0), &json!(7)));
     }

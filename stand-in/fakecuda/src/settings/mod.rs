@@ -10,7 +10,7 @@ mod values;
 
 use std::collections::BTreeMap;
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use cuvmm_model::model::{Costs, Manner};
@@ -23,14 +23,21 @@ pub(crate) use faults::{Planned, parse as parse_faults};
 const NEWEST: CudaVersion = CudaVersion::new(13, 0);
 
 /// Variables with this prefix that are not settings: they tell a command that starts programs where
-/// the library is.
-const OTHERS: &[&str] = &["LIBRARY"];
+/// the library is, and the library in a process of such a command that it has only to
+/// [check the settings](Settings::checked).
+const OTHERS: &[&str] = &["LIBRARY", "CHECK"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Stderr,
     /// A file, to which each process appends. `%p` in its name is the process's number.
     File(PathBuf),
+}
+
+/// Returns the file of a process's report.
+pub(crate) fn file_of(path: &Path, pid: u32) -> PathBuf {
+    let name = path.to_string_lossy();
+    name.replace("%p", &pid.to_string()).into()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -96,6 +103,25 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Returns settings for a process that only had to read them: `cuInit` finds no device, and nothing
+    /// is reported. Removes the file that was made for this process's report.
+    fn checked(self) -> Self {
+        if let Some(Target::File(path)) = &self.report {
+            let own = file_of(path, std::process::id());
+            if own != *path {
+                let _ = std::fs::remove_file(own);
+            }
+        }
+        Self {
+            devices: 0,
+            report: None,
+            exit_code: None,
+            ..self
+        }
+    }
+}
+
 struct Entry {
     text: String,
     place: String,
@@ -116,7 +142,14 @@ pub(crate) fn get() -> Result<&'static Settings, &'static str> {
                 format_args!("fakecuda: {message}; cuInit fails\n"),
             );
         }
-        found
+        let is_check = env::var_os("FAKECUDA_CHECK").is_some();
+        found.map(|settings| {
+            if is_check {
+                settings.checked()
+            } else {
+                settings
+            }
+        })
     });
     settings.as_ref().map_err(String::as_str)
 }

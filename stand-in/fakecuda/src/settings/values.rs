@@ -1,6 +1,5 @@
 //! Settings by name, and the parsing of their texts.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use cuvmm_model::model::{Costs, Manner};
@@ -145,8 +144,7 @@ fn target(text: &str) -> Result<Target, String> {
     }
     // The program may change its folder before it ends.
     let path = std::path::absolute(text).map_err(|error| error.to_string())?;
-    let name = path.to_string_lossy();
-    let now = PathBuf::from(name.replace("%p", &std::process::id().to_string()));
+    let now = super::file_of(&path, std::process::id());
     let mut open = std::fs::OpenOptions::new();
     open.append(true)
         .create(true)

@@ -87,6 +87,24 @@ fn a_setting_that_is_wrong_is_said_and_cuinit_fails() {
 }
 
 #[test]
+fn a_check_of_settings_finds_no_device_and_leaves_no_report() {
+    let programs = Programs::new();
+    let show = programs.compile("settings");
+    let report = programs.path("report.%p");
+    let report = ("FAKECUDA_REPORT", report.to_str().unwrap());
+    let check = ("FAKECUDA_CHECK", "1");
+    let files = || std::fs::read_dir(programs.path("")).unwrap().count();
+    let before = files();
+    let output = programs.run(&show, &[], &[report, check]);
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert_eq!((&*shown, &*said(&output)), ("init 100 version 13000", ""));
+    assert_eq!(files(), before);
+    let output = programs.run(&show, &[], &[report, check, ("FAKECUDA_GPU", "abacus")]);
+    let error = said(&output);
+    assert!(error.contains("FAKECUDA_GPU=abacus: it must be"), "{error}");
+}
+
+#[test]
 fn a_test_in_c_controls_the_stand_in() {
     let programs = Programs::new();
     let control = programs.compile("control");

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import subprocess
 import sys
 
 import fakecuda
@@ -70,6 +72,16 @@ def settings(options: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def complaint(environment: dict[str, str]) -> str | None:
+    """Returns what the library finds wrong with the settings of an environment, if anything."""
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).cuInit(0)"
+    words = [sys.executable, "-c", code, fakecuda.library_path()]
+    checked = environment | {"FAKECUDA_CHECK": "1"}
+    said = subprocess.run(words, env=checked, stderr=subprocess.PIPE, text=True, check=False).stderr
+    found = re.search("fakecuda: (.*); cuInit fails", said, re.DOTALL)
+    return found and found[1]
+
+
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     at = words.index("--") if "--" in words else len(words)
@@ -90,9 +102,13 @@ def main(words: list[str] | None = None) -> int:
                 open(options.report, "w").close()
             except OSError as error:
                 made.error(f"cannot write {options.report}: {error.strerror}")
+    environment = fakecuda.environment(**settings(options))
+    wrong = complaint(environment)
+    if wrong is not None:
+        made.error(wrong)
     sys.stdout.flush()
     try:
-        os.execvpe(command[0], command, fakecuda.environment(**settings(options)))
+        os.execvpe(command[0], command, environment)
     except OSError as error:
         print(f"fakecuda: cannot run {command[0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126

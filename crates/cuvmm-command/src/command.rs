@@ -129,7 +129,8 @@ fn no_number(error: &clap::Error) -> Option<String> {
     ))
 }
 
-/// Returns the message of an error of clap and its tips, without clap's usage text.
+/// Returns the message of an error of clap and its tips. In the place of clap's usage text it has the
+/// command whose help has the usage.
 fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let mut parts = text.split("\n\n");
@@ -138,5 +139,19 @@ fn one_line(error: &clap::Error) -> String {
     let tips = parts
         .map(str::trim)
         .filter(|part| part.starts_with("tip: "));
-    tips.fold(what.to_owned(), |text, tip| format!("{text} ({tip})"))
+    let what = tips.fold(what.to_owned(), |text, tip| format!("{text} ({tip})"));
+    match usage_of(&text) {
+        Some(command) => format!("{what}: see `{command} --help`"),
+        None => what,
+    }
+}
+
+/// Returns the command of clap's usage text, without its options and arguments.
+fn usage_of(text: &str) -> Option<String> {
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: "))?;
+    let words = usage.split_whitespace();
+    let words: Vec<_> = words
+        .take_while(|word| !word.starts_with(['[', '<', '-']))
+        .collect();
+    Some(words.join(" "))
 }

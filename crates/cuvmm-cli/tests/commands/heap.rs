@@ -71,6 +71,28 @@ fn what_does_not_fit_is_counted_and_the_smallest_limit_is_found() {
 }
 
 #[test]
+fn a_limit_that_no_heap_can_have_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let file = trace(&dir, PIECES);
+    let least = "bytes of a pool's limit: 1 MiB is less than the minimum of 2 MiB";
+    for (option, size, said) in [
+        ("--limit", "1MiB", least),
+        ("--limit", "1TiB", "1 TiB is more than the maximum of"),
+        ("--memory", "1MiB", least),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+        let assert = command.args(["heap", shown(&file), option, size]);
+        let assert = assert.assert().code(2).stdout("");
+        let complaint = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        let begun = format!("cuvmm: {option}: ");
+        assert!(
+            complaint.starts_with(&begun) && complaint.contains(said),
+            "{complaint}"
+        );
+    }
+}
+
+#[test]
 fn models_of_pytorch_stand_beside_the_heap() {
     let dir = TempDir::new().unwrap();
     let file = trace(&dir, PIECES);

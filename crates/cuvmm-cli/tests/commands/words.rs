@@ -31,6 +31,25 @@ fn a_command_without_its_verb_shows_its_own_help() {
 }
 
 #[test]
+fn wrong_usage_names_the_help_that_has_the_usage() {
+    for (arguments, said) in [
+        (
+            &["abacus"][..],
+            "unrecognized subcommand 'abacus': see `cuvmm --help`\n",
+        ),
+        (
+            &["ctl", "limit", "chat"],
+            "the following required arguments were not provided: <SIZE>: see `cuvmm ctl limit --help`\n",
+        ),
+        (&["top", "--twice"], ": see `cuvmm top --help`\n"),
+    ] {
+        let complaint = stderr(arguments);
+        assert!(complaint.ends_with(said), "{complaint}");
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    }
+}
+
+#[test]
 fn a_full_disk_is_said_to_be_that_of_the_output() {
     for arguments in [&["--help"][..], &["completions", "bash"]] {
         let full = std::fs::File::options()

@@ -109,8 +109,13 @@ fn checked(path: PathBuf, found: io::Result<Metadata>) -> Result<UserFolder, Fol
     let problem = if !found.is_dir() {
         "is no folder".to_owned()
     } else if !is_own_user(owner) {
-        let own = geteuid().as_raw();
-        format!("belongs to user {owner}, and this is user {own}")
+        match geteuid().as_raw() {
+            own if own == owner => format!(
+                "belongs to the overflow user id {owner}, which users without an id in this \
+                 namespace share: run as another user"
+            ),
+            own => format!("belongs to user {owner}, and this is user {own}"),
+        }
     } else if mode & 0o077 != 0 {
         format!("has mode {mode:04o}, but other users must not have access: use chmod 700")
     } else {

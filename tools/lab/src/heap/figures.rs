@@ -6,6 +6,7 @@ use super::run;
 use super::torch::Modelled;
 use cuvmm_command::page::Page;
 use cuvmm_command::size::iec as size;
+use cuvmm_command::terminal::counted;
 
 /// The figures of a run. The keys are a stable interface; further keys may be added.
 #[derive(Debug, Serialize)]
@@ -86,8 +87,8 @@ impl Figures {
             _ => String::new(),
         };
         let mut text = format!(
-            "{} operations{origin}, at most {} live\n",
-            self.operations,
+            "{}{origin}, at most {} live\n",
+            counted(self.operations, "operation"),
             size(self.peak_live_bytes)
         );
         let head = ["", "heap", "PyTorch, native", "PyTorch, expandable"];

@@ -78,7 +78,8 @@ pub struct Args {
     #[arg(long)]
     no_aliases: bool,
 
-    /// The most memory that the heap may hold [default: all of the device]
+    /// The most memory that the heap may hold, rounded down to whole granules [default: all of the
+    /// device]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     limit: Option<u64>,
 

@@ -6,10 +6,11 @@ use std::num::NonZero;
 use std::time::{Duration, Instant};
 
 use cuvmm::heap::{HeapStats, Preset};
-use cuvmm::{Allocation, Device, Heap, Limit, Pool, Stream};
+use cuvmm::{Allocation, Device, Heap, Limit, Pool, PoolError, Stream};
 
 use super::ahead::Ahead;
 use super::trace::{Operation, Trace};
+use cuvmm_command::command::usage;
 use cuvmm_command::drivers::{Concrete, Opened};
 
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +47,12 @@ pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::
     let device = Device::open(opened.driver.clone(), 0)?;
     let granule = device.granularity();
     let limit = options.limit.unwrap_or(device.total_memory());
-    let limit = (limit / granule).max(1) * granule;
-    let limit = Limit::Bytes(limit.min(device.total_memory()));
-    let pool = Pool::builder(&device).limit(limit).build()?;
+    let pool = Pool::builder(&device).limit(Limit::Bytes(limit));
+    let option = options.limit.map_or("--memory", |_| "--limit");
+    let pool = pool.build().map_err(|error| match error {
+        PoolError::Argument(error) => usage(format!("{option}: {error}")),
+        error => error.into(),
+    })?;
     let tenant = pool.tenant("trace").register()?;
     let heap = Heap::builder(&tenant)
         .preset(options.preset)
@@ -147,7 +151,7 @@ pub(super) fn smallest_limit(
     // The lower limit fails, or is less than the live bytes; the upper limit suffices.
     let (mut low, mut high) = (live.saturating_sub(1), held);
     while high.saturating_sub(low) > step {
-        let middle = low + (high - low) / 2;
+        let middle = (low + (high - low) / 2).max(granule);
         match failed(middle)? {
             0 => high = middle,
             _ => low = middle,

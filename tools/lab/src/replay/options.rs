@@ -214,8 +214,9 @@ impl Args {
         let limit = self.memory / granule * granule;
         if limit / granule < models as u64 {
             let (memory, granule) = (iec(self.memory), iec(granule));
+            let models = counted(models as u64, "model");
             return Err(usage(format!(
-                "--memory: {memory} is less than a granule of {granule} for each of {models} models"
+                "--memory: {memory} is less than a granule of {granule} for each of {models}"
             )));
         }
         Ok(limit)
@@ -231,8 +232,9 @@ impl Args {
         let guarantee = self.guarantee.unwrap_or_else(|| (memory / 4).min(share));
         if guarantee > share {
             let (guarantee, memory) = (iec(guarantee), iec(memory));
+            let models = counted(models as u64, "model");
             return Err(usage(format!(
-                "--guarantee: {guarantee} for each of {models} models is more than the memory, {memory}"
+                "--guarantee: {guarantee} for each of {models} is more than the memory, {memory}"
             )));
         }
         Ok(guarantee / granule * granule)

@@ -34,7 +34,11 @@ impl Listener {
                 path => Ok(Self::Unix(UnixListener::bind(Path::new(path))?)),
             };
         }
-        let wrong = || usage(format!("{} is not an address with a port", safe(address)));
+        let wrong = || {
+            let address = safe(address);
+            let forms = "such as 127.0.0.1:9470, nor unix: with a path";
+            usage(format!("{address} is not an address with a port, {forms}"))
+        };
         let mut found = address.to_socket_addrs().map_err(|_| wrong())?;
         let found = found.next().ok_or_else(wrong)?;
         if !found.ip().is_loopback() {

@@ -59,8 +59,8 @@ pub(crate) enum Error {
     NotMapped(u64),
     #[error("the memory pool ({0}, {1}) is not open")]
     NotOpen(u64, u64),
-    #[error("no memory was allocated under the tag {0:?}")]
-    UnknownTag(String),
+    #[error("no memory was allocated under the tag {tag:?}: {known}")]
+    UnknownTag { tag: String, known: String },
     #[error("the tag {0:?} is asleep")]
     Asleep(String),
     #[error("keep is {0}: it must be 0, 1 or 2")]

@@ -225,10 +225,26 @@ fn chosen(names: Option<&[String]>, are_asleep: bool) -> Result<Vec<usize>, Erro
             }
         }
         if !is_known {
-            return Err(Error::UnknownTag(name.clone()));
+            return Err(unknown(&state, name));
         }
     }
     Ok(chosen)
+}
+
+fn unknown(state: &State, name: &str) -> Error {
+    let known: BTreeSet<_> = state
+        .tags
+        .iter()
+        .map(|tag| format!("{:?}", tag.name))
+        .collect();
+    let known: Vec<_> = known.into_iter().collect();
+    Error::UnknownTag {
+        tag: name.to_owned(),
+        known: match known.is_empty() {
+            true => "there is none".to_owned(),
+            false => format!("there are {}", known.join(", ")),
+        },
+    }
 }
 
 fn names(json: &str) -> Result<Option<Vec<String>>, Error> {

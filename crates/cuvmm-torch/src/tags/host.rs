@@ -13,7 +13,7 @@ use cuvmm::{HostStore, MemoryError, SleepError};
 
 use super::members::Members;
 use super::moving::MOVING;
-use super::{chosen, lock, names, refused};
+use super::{chosen, lock, names, refused, unknown};
 use crate::error::Error;
 use crate::{exit, fork, graphs};
 
@@ -172,7 +172,7 @@ pub(crate) fn release(json: &str) -> Result<u64, Error> {
     let state = lock();
     for name in names.iter().flatten() {
         if !state.tags.iter().any(|tag| &tag.name == name) {
-            return Err(Error::UnknownTag(name.clone()));
+            return Err(unknown(&state, name));
         }
     }
     for tag in &state.tags {

@@ -82,7 +82,7 @@ over_the_stand_in! {
         tags.sleep("null", true).unwrap();
         tags.wake("null").unwrap();
         let (first, second) = (tags.allocate("a", 4), tags.allocate("b", 4));
-        refused(tags.sleep(r#"["c"]"#, true), "no memory was allocated under the tag \"c\"");
+        refused(tags.sleep(r#"["c"]"#, true), "under the tag \"c\": there are \"a\", \"b\"");
         refused(tags.sleep(r#"["a", "c"]"#, true), "\"c\"");
         refused(tags.sleep("a", true), "the JSON is not understood");
         refused(tags.wake(r#"["a"]"#), "the tag \"a\" is awake");
@@ -339,7 +339,7 @@ over_the_stand_in! {
             cuda.expect(address, byte, mib * MIB);
             tags.free(address);
         }
-        refused(tags.release_host(r#"["c"]"#), "no memory was allocated under the tag \"c\"");
+        refused(tags.release_host(r#"["c"]"#), "under the tag \"c\": there are \"a\", \"b\"");
         refused(tags.sleep_as("null", 3), "keep is 3: it must be 0, 1 or 2");
     }
 

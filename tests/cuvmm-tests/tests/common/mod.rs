@@ -10,7 +10,6 @@ pub mod compaction;
 pub mod executor;
 mod manner;
 pub mod panics;
-pub mod programs;
 pub mod sweep;
 pub mod world;
 

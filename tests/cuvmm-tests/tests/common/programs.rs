@@ -4,7 +4,7 @@ use proptest::collection::{self, SizeRange};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 
-/// Runs random programs: `usual` of them, as [`cases`](super::cases) counts. A failure shows the
+/// Runs random programs: `usual` of them, as [`cases`](crate::common::cases) counts. A failure shows the
 /// smallest program found that fails.
 pub fn run<S: Strategy>(
     usual: u32,
@@ -13,7 +13,7 @@ pub fn run<S: Strategy>(
     run: impl Fn(&[S::Value]),
 ) {
     let config = Config {
-        cases: super::cases(usual),
+        cases: crate::common::cases(usual),
         max_shrink_iters: 4000,
         failure_persistence: None,
         ..Config::default()

@@ -659,7 +659,7 @@ fn run(rig: &Rig<impl Backing>, hardened: bool, steps: &[Step]) {
 }
 
 fn programs<B: Backing>(rig: impl Fn() -> Rig<B>, hardened: bool) {
-    common::programs::run(300, step(), 1..40, |steps| {
+    crate::programs::run(300, step(), 1..40, |steps| {
         let rig = rig();
         run(&rig, hardened, steps);
         common::only_counted_left(&rig);

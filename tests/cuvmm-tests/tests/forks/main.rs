@@ -2,6 +2,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/programs.rs"]
+mod programs;
 
 mod blocks;
 mod compact;

@@ -1,6 +1,7 @@
 //! Memory of the random work that is in no block: a region and a paged cache in a tenant.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -124,13 +125,13 @@ impl Holders {
         if cache.is_asleep() {
             return;
         }
-        if !words.contains_key(&number) {
+        if let Entry::Vacant(new) = words.entry(number) {
             match cache.try_back(&[number]) {
                 Ok(()) => {
                     let mut bytes = vec![0; BLOCK as usize];
                     bytes[..8].copy_from_slice(&stamp.to_le_bytes());
                     cache.write(number, (0, 0, 0), &bytes).unwrap();
-                    words.insert(number, stamp);
+                    new.insert(stamp);
                 }
                 Err(PagedKvError::Back { cause, .. }) if is_refused(&cause) => {}
                 Err(error) => panic!("{error:?}"),

@@ -230,5 +230,5 @@ fn run(steps: &[Step]) {
 
 #[test]
 fn programs() {
-    common::programs::run(60, step(), 1..60, run);
+    crate::programs::run(60, step(), 1..60, run);
 }

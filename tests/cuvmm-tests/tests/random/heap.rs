@@ -8,8 +8,8 @@
 
 use crate::common;
 use crate::common::books::books;
-use crate::common::programs::run;
 use crate::common::{D0, G, MIB, Rig};
+use crate::programs::run;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, DeviceAddress, Driver};

@@ -653,7 +653,7 @@ fn run(rig: Rig<impl Backing>, steps: &[Step], (faults, panics): (bool, bool)) -
 
 fn programs(usual: u32, (faults, panics): (bool, bool), host: bool) {
     let kinds = (faults, panics);
-    common::programs::run(usual, step(), 1..80, |steps| {
+    crate::programs::run(usual, step(), 1..80, |steps| {
         let lossy = match host {
             true => run(common::host(), steps, kinds),
             false => run(common::model(), steps, kinds),

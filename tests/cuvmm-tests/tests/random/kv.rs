@@ -6,8 +6,8 @@ use std::collections::HashSet;
 
 use crate::common;
 use crate::common::books::balanced;
-use crate::common::programs::run;
 use crate::common::{G, Rig};
+use crate::programs::run;
 use cuvmm::driver::CUresult;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;

@@ -414,6 +414,6 @@ fn run(steps: &[Step], peers: bool) {
 #[test]
 fn the_device_never_holds_more_than_is_charged() {
     for peers in [false, true] {
-        common::programs::run(75, step(), 1..60, |steps| run(steps, peers));
+        crate::programs::run(75, step(), 1..60, |steps| run(steps, peers));
     }
 }

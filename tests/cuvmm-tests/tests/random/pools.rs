@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::common;
 use crate::common::books::figures;
-use crate::common::programs::run;
 use crate::common::{D0, G, Rig};
+use crate::programs::run;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::model::{Backing, RandomFailures};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::common;
 use crate::common::books::balanced;
-use crate::common::programs::run;
 use crate::common::{D0, G, Rig};
+use crate::programs::run;
 use cuvmm::driver::CUresult;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Backing;

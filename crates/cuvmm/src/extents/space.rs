@@ -75,7 +75,8 @@ pub(crate) struct Space {
     /// The reservation, the grants, and the stuck mappings, which failed roll-backs and panics of the
     /// driver leave. They are never used again, and unmapped at the end of the space.
     pub(super) target: Target,
-    pub(super) extents: BTreeMap<u64, Placed>,
+    /// In boxes, since a map makes room for eleven at once and most spaces have one.
+    pub(super) extents: BTreeMap<u64, Box<Placed>>,
     bytes: u64,
     /// Reservations to copy through that still have mappings after a failed roll-back.
     pub(super) beside: Vec<Self>,
@@ -203,7 +204,7 @@ impl Space {
     }
 
     pub(crate) fn extents(&self) -> impl DoubleEndedIterator<Item = Extent> + '_ {
-        self.extents.values().map(Extent::of)
+        self.extents.values().map(|placed| Extent::of(placed))
     }
 
     pub(crate) fn last_offset(&self) -> Option<u64> {
@@ -328,14 +329,15 @@ impl Space {
     /// Takes in an extent that was placed in a [`Target`] of this space.
     pub(crate) fn adopt(&mut self, placed: Placed) {
         self.bytes += placed.mapping.size();
-        self.extents.insert(placed.mapping.offset(), placed);
+        self.extents
+            .insert(placed.mapping.offset(), Box::new(placed));
     }
 
     /// Removes an extent that is about to be unmapped or moved.
     pub(crate) fn remove(&mut self, offset: u64) -> Option<Placed> {
         let placed = self.extents.remove(&offset)?;
         self.bytes -= placed.mapping.size();
-        Some(placed)
+        Some(*placed)
     }
 
     /// The cap on every device's access to the extent at `offset`.
@@ -391,7 +393,9 @@ impl Space {
     /// Returns `true` if the extent at `offset` may be written and its physical has no other holder
     /// in this process.
     pub(crate) fn is_own(&self, offset: u64) -> bool {
-        self.extents.get(&offset).is_some_and(Placed::is_own)
+        self.extents
+            .get(&offset)
+            .is_some_and(|placed| placed.is_own())
     }
 
     /// Notes that the operation that placed extents from `offset` on has succeeded.

@@ -111,16 +111,9 @@ impl Completed<'_> {
             let unmapped = mapping.unmap(self.proof).map_err(|(_, error)| error);
             outcome = outcome.and(unmapped.map(drop));
         }
-        let mut at = 0;
-        while let Some(space) = self.space.beside.get_mut(at) {
+        for space in &mut self.space.beside {
             // Copies through the addresses of another space are made by the same devices.
-            match space.proved(self.proof).retry_all() {
-                Ok(()) => drop(self.space.beside.remove(at)),
-                Err(error) => {
-                    outcome = outcome.and(Err(error));
-                    at += 1;
-                }
-            }
+            outcome = outcome.and(space.proved(self.proof).retry_all());
         }
         outcome
     }

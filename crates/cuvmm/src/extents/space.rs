@@ -78,7 +78,7 @@ pub(crate) struct Space {
     /// In boxes, since a map makes room for eleven at once and most spaces have one.
     pub(super) extents: BTreeMap<u64, Box<Placed>>,
     bytes: u64,
-    /// Reservations to copy through that still have mappings after a failed roll-back.
+    /// Reservations to copy through that had mappings after a failed roll-back.
     pub(super) beside: Vec<Self>,
 }
 
@@ -158,11 +158,13 @@ impl Space {
         self.target.reservation.addresses()
     }
 
-    /// Frees the addresses, and drops the extents. Returns the bytes of addresses that the driver
-    /// has freed: 0 if it refuses, or while other spaces of the same row are in use.
+    /// Frees the addresses, also those that copies went through, and drops the extents. Returns the
+    /// bytes of addresses that the driver has freed: none of a reservation that it refuses to free, that
+    /// has mappings, or that is a row with other spaces in use.
     pub(crate) fn give_back(self) -> u64 {
-        drop((self.extents, self.target.stuck, self.beside));
-        self.target.reservation.give_back()
+        drop((self.extents, self.target.stuck));
+        let beside: u64 = self.beside.into_iter().map(Self::give_back).sum();
+        beside + self.target.reservation.give_back()
     }
 
     /// Bytes of extents, without stuck mappings.

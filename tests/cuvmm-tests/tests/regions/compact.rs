@@ -334,6 +334,34 @@ on_both! {
         assert_eq!(region.held(), 4 * G);
     }
 
+    // I-151
+    fn addresses_of_a_copy_that_could_not_be_undone_count_until_they_are_freed(rig) {
+        for closes in [true, false] {
+            let pool = common::limited(rig, 64).largest_extent(8 * G).build().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            let mut region = stamped(rig, Some(&pool), &stream);
+            region.decommit_after(3 * G..8 * G, &[]).unwrap();
+            let refused = CUresult::CUDA_ERROR_UNKNOWN;
+            rig.faults.arm(Fault::from(1, refused).of(Call::MemUnmap));
+            region.compact(&stream).unwrap_err();
+            rig.faults.disarm();
+            shows(rig, &region, &stream, &[]);
+            let before = books(rig, &pool).addresses;
+            assert!(before > 16 * G, "{before}");
+            match closes {
+                true => region.close().unwrap(),
+                false => drop(region),
+            }
+            stream.synchronize().unwrap();
+            pool.trim(0).unwrap();
+            // A dropped region leaves what is stuck to the end of the pool.
+            let after = books(rig, &pool).addresses;
+            assert_eq!(after, if closes { 0 } else { before });
+            pool.close().unwrap();
+            assert_eq!(rig.machine.live().reserved_bytes, 0);
+        }
+    }
+
     fn every_driver_call_failed_once_and_twice(rig) {
         let kinds = [(false, false), (true, false), (false, true)];
         for (in_pool, on_host, twice) in kinds.into_iter().flat_map(|(a, b)| [(a, b, false), (a, b, true)]) {

@@ -133,7 +133,7 @@ over_the_stand_in! {
         }
         // This rank's own error is that of its program, and the other one shows it.
         let error = first.sleep(r#"["cache"]"#, 1, LONG).unwrap_err();
-        assert_eq!(error, "no memory was allocated under the tag \"cache\"");
+        assert_eq!(error, "no memory was allocated under the tag \"cache\": there are \"weights\"");
         // The other rank's memory is awake already when all are to wake.
         first.sleep("null", 1, LONG).unwrap();
         let error = first.wake(r#"["weights"]"#, LONG).unwrap_err();
@@ -171,7 +171,7 @@ over_the_stand_in! {
         weights.are_there();
         let cache = rank.tags.allocate("cache", 4);
         let error = rank.sleep(r#"["cache"]"#, 1, LONG).unwrap_err();
-        let reason = "failed: no memory was allocated under the tag \"cache\"";
+        let reason = "failed: no memory was allocated under the tag \"cache\": there are \"weights\"";
         assert!(error.ends_with(reason), "{error}");
         assert_eq!(rank.tags.asleep(), "[]");
         rank.tags.free(cache);

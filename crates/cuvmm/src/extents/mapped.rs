@@ -177,10 +177,14 @@ mod tests {
         assert!(catch_unwind(AssertUnwindSafe(free)).is_err());
         // The call that panicked may have freed them, and others may have them by now.
         assert_eq!(rig.count(Call::MemAddressFree), 0);
-        rig.fail(Call::MemAddressFree, 1);
-        let space = Space::reserve(&rig.device, G).unwrap();
-        assert_eq!(space.give_back(), 0, "the driver refused");
-        assert_eq!(rig.count(Call::MemAddressFree), 1);
+        for (refusals, freed) in [(1, G), (2, 0)] {
+            (1..=refusals).for_each(|nth| rig.fail(Call::MemAddressFree, nth));
+            let space = Space::reserve(&rig.device, G).unwrap();
+            let before = rig.count(Call::MemAddressFree);
+            assert_eq!(space.give_back(), freed, "{refusals} refusals");
+            assert_eq!(rig.count(Call::MemAddressFree) - before, 2);
+            rig.heal();
+        }
         let space = Space::reserve(&rig.device, G).unwrap();
         assert_eq!(space.give_back(), G);
     }

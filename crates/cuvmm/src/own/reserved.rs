@@ -165,7 +165,8 @@ impl Reserved {
         outcome
     }
 
-    /// Frees the addresses, or reports that they stay reserved. Returns the bytes that were freed.
+    /// Frees the addresses, asking the driver twice, or reports that they stay reserved. Returns the bytes
+    /// that were freed.
     pub(super) fn give_back(&mut self) -> u64 {
         let size = self.size;
         if is_broken_off() {
@@ -175,7 +176,7 @@ impl Reserved {
                 size,
                 "addresses of an operation that panicked stay reserved"
             );
-        } else if let Err(error) = self.free() {
+        } else if let Err(error) = self.free().or_else(|_| self.free()) {
             self.device.report_drop("reservation", size, error);
         } else {
             return size;

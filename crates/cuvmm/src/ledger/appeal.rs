@@ -28,9 +28,11 @@ pub(super) enum Step {
 
 #[derive(Debug, Default)]
 pub(super) struct Appeals {
-    /// The newest ticket for which each step was begun.
+    /// The newest ticket of another process for which each step was begun.
     hooks: u64,
     sleep: u64,
+    /// The newest ticket of this process for which hooks were called.
+    own: u64,
     /// The first pass since the functions that were called last have ended.
     rests_since: Option<Instant>,
     /// `true` while functions of the program are called.
@@ -100,18 +102,20 @@ impl Appeals {
     /// requests up to the newest ticket. Requests for which hooks were called do not wait for sleep
     /// while newer ones come.
     fn next_step(&mut self, step: Step, unmet: &Unmet) -> Option<Step> {
-        let newest = unmet.newest.max(unmet.own);
         let rests_since = *self.rests_since.get_or_insert_with(clock::now);
-        let again = newest > 0 && clock::since(rests_since) >= HOOKS_AGAIN;
+        let waits = unmet.newest.max(unmet.own) > 0;
+        let again = waits && clock::since(rests_since) >= HOOKS_AGAIN;
         let asked = unmet.newest.min(self.hooks);
-        let (step, begun, newest) = if step == Step::Sleep && asked > self.sleep {
-            (Step::Sleep, &mut self.sleep, asked)
-        } else if newest > self.hooks || again {
-            (Step::Hooks, &mut self.hooks, newest)
+        let step = if step == Step::Sleep && asked > self.sleep {
+            self.sleep = asked;
+            Step::Sleep
+        } else if unmet.newest > self.hooks || unmet.own > self.own || again {
+            self.hooks = self.hooks.max(unmet.newest);
+            self.own = self.own.max(unmet.own);
+            Step::Hooks
         } else {
             return None;
         };
-        *begun = newest.max(*begun);
         self.rests_since = None;
         Some(step)
     }
@@ -367,7 +371,9 @@ mod tests {
         let (hooks, sleep) = (Some(Step::Hooks), Some(Step::Sleep));
         assert_eq!(steps, [hooks, sleep, hooks, sleep, hooks, sleep, None]);
         // A request of the process itself puts none to sleep.
-        assert_eq!([next(4, 5), next(4, 5), next(0, 5)], [hooks, None, None]);
+        assert_eq!([next(4, 5), next(4, 5), next(0, 8)], [hooks, None, hooks]);
+        // One that another process had before, and that waits again, has its hooks first too.
+        assert_eq!([next(7, 8), next(7, 8), next(7, 8)], [hooks, sleep, None]);
         probe::set(None);
     }
 

@@ -157,6 +157,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_dropped_behind_its_space_is_leaked_once() {
+        let rig = rig();
+        for keeps_target in [true, false] {
+            let before = rig.device.leaked();
+            let mut space = rig.space(3);
+            let target = keeps_target.then(|| space.target());
+            let placed = [0, G].map(|at| space.remove(at).unwrap());
+            let [first, second] = placed;
+            drop(first);
+            assert_eq!((space.stuck_bytes(), rig.device.leaked()), (G, before));
+            drop(space);
+            drop(second);
+            // A target may be what another thread has, which may still place in it.
+            let lost = if keeps_target { 0 } else { 3 * G };
+            assert_eq!(rig.device.leaked(), before + lost);
+            drop(target);
+            assert_eq!(rig.device.leaked(), before + 3 * G);
+        }
+        assert_eq!(rig.machine.live().mappings, 6);
+    }
+
+    #[test]
     fn what_the_driver_unmaps_when_it_is_asked_again_after_a_panic_is_not_stuck() {
         let rig = rig();
         let mut space = rig.space(2);

@@ -205,6 +205,13 @@ impl Space {
         here.map(|mapping| mapping.size()).sum()
     }
 
+    /// Returns `true` if a mapping of this physical is stuck at an offset.
+    pub(super) fn is_stuck(&self, offset: u64, physical: PhysicalHandle) -> bool {
+        let stuck = self.target.stuck.lock();
+        let mut here = stuck.iter().filter(|it| it.offset() == offset);
+        here.any(|it| it.physical().as_raw() == physical)
+    }
+
     pub(crate) fn extents(&self) -> impl DoubleEndedIterator<Item = Extent> + '_ {
         self.extents.values().map(|placed| Extent::of(placed))
     }

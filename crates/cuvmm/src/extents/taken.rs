@@ -213,16 +213,17 @@ impl Space {
         } in taken.0.into_iter().rev()
         {
             let (handle, size) = (unmapped.physical.as_raw(), unmapped.size());
-            let placed = match self.stuck_in(offset, offset + size) {
-                0 => self.place_back(offset, vec![unmapped], most),
+            let placed = match self.is_stuck(offset, handle) {
+                // Where other memory is stuck, this is refused, and the memory is not lost.
+                false => self.place_back(offset, vec![unmapped], most),
                 // The driver panicked when it was unmapped.
-                bytes => Err(PlaceError {
+                true => Err(PlaceError {
                     error: MemoryError::Quarantined {
                         range: offset..offset + size,
-                        bytes,
+                        bytes: size,
                     },
                     physicals: vec![],
-                    stuck: bytes,
+                    stuck: size,
                 }),
             };
             let Err(failed) = placed else {
@@ -378,6 +379,22 @@ mod tests {
         assert_eq!((lost.stuck.len(), lost.rest.bytes()), (1, 0));
         assert_eq!((lost.stuck[0].offset, lost.stuck[0].size), (G, G));
         assert_eq!((space.bytes(), space.stuck_bytes()), (G, G));
+    }
+
+    #[test]
+    fn memory_whose_place_other_memory_is_stuck_in_is_not_lost() {
+        let rig = rig();
+        let mut space = rig.space(2);
+        let before = handles(&space);
+        let mut taken = TakenOut::default();
+        space.promised().take_out([G], &mut taken).unwrap();
+        rig.fail(Call::MemSetAccess, 1);
+        rig.fail_from(Call::MemUnmap, 1);
+        assert_eq!(space.place(G, vec![rig.memory(1)]).unwrap_err().stuck, G);
+        rig.heal();
+        let lost = space.put_back(taken).unwrap_err();
+        assert!(lost.stuck.is_empty());
+        assert_eq!(lost.rest.handles().collect::<Vec<_>>(), before[1..]);
     }
 
     #[test]

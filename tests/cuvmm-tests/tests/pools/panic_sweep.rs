@@ -1,8 +1,9 @@
 //! A driver that panics in each call of each operation on a pool's memory, once alone, once behind the call,
 //! whose answer is lost, once with all later calls that change page tables refused, and once in the
-//! roll-back of a refusal. All memory that may be lost
-//! stays charged or quarantined, and nothing else: the pool then lends the rest, within its limit.
+//! roll-back of a refusal. The operation can be made again. All memory that may be lost stays charged or
+//! quarantined, and nothing else: the pool then lends the rest, within its limit.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -124,6 +125,8 @@ fn run<T>(
     let mut wrong = Wrong::default();
     let is_told = outcome.is_none() == panicked;
     wrong.unless(is_told, || "the panic was swallowed".to_owned());
+    let again = catch_unwind(AssertUnwindSafe(|| operate(&scene, &mut things)));
+    wrong.unless(again.is_ok(), || "the next operation panics".to_owned());
     ends(scene, things, panicked, &mut wrong);
     let told = wrong.0.into_iter();
     problems.extend(told.map(|it| format!("{name}, {mode:?}, panic {nth} in {call:?}: {it}")));

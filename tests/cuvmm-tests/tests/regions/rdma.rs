@@ -2,6 +2,7 @@
 
 use crate::common::{self, D0, G, Rig, limited, model_options, nth_of};
 use crate::on_both;
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, ModelDriver};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, DeviceAttribute, Driver, PointerAttribute};
 use cuvmm::error::{MemoryError, PoolError};
@@ -101,7 +102,7 @@ fn a_granule_that_cannot_be_undone_is_counted() {
     for call in UNDOES {
         let rig = common::host();
         let unknown = CUresult::CUDA_ERROR_UNKNOWN;
-        rig.faults.arm(nth_of(1, unknown, &[call]));
+        rig.faults.arm(Fault::all(unknown).only(&[call]));
         assert!(Physical::probe_rdma(&rig.device).is_ok(), "{call:?}");
         rig.faults.disarm();
         assert_eq!(rig.device.drop_failures(), 1, "{call:?}");

@@ -267,7 +267,9 @@ class Paged(unittest.TestCase):
             """
             import signal, threading
             cuvmm.configure(limit="16MiB")
-            asked, usual = [], signal.getsignal(signal.SIGINT)
+            # A program in the background of a shell begins with the signal ignored.
+            asked, usual = [], signal.default_int_handler
+            signal.signal(signal.SIGINT, usual)
             def evict(kv, missing):
                 asked.append(missing)
                 signal.raise_signal(signal.SIGINT)
